@@ -1,0 +1,45 @@
+// The addon's entry: exports what each file of verbs/ and datapath/ offers, and keeps what belongs to one environment.
+#include "core/args.h"
+#include "core/environment.h"
+#include "verbs/verbs.h"
+
+namespace rdma {
+
+namespace {
+
+Napi::Value SetErrorClass(const Napi::CallbackInfo& info) {
+  if (!info[0].IsFunction()) ThrowType(info.Env(), "RdmaError is not a function");
+  Environment::Of(info.Env()).rdma_error = Napi::Persistent(info[0].As<Napi::Function>());
+  return info.Env().Undefined();
+}
+
+// Objects that are open now, and those that were collected open.
+Napi::Value Census(const Napi::CallbackInfo& info) {
+  const Environment& environment = Environment::Of(info.Env());
+  Napi::Object census = Napi::Object::New(info.Env());
+  SetNumber(census, "open", static_cast<double>(environment.cells.size()));
+  SetNumber(census, "leaked", environment.leaks);
+  return census;
+}
+
+Napi::Object Init(Napi::Env env, Napi::Object exports) {
+  env.SetInstanceData(new Environment(env));
+  Export(exports, "setErrorClass", SetErrorClass);
+  Export(exports, "census", Census);
+  ExportDevice(exports);
+  ExportContext(exports);
+  ExportProtectionDomain(exports);
+  ExportMemoryRegion(exports);
+  ExportCompletionChannel(exports);
+  ExportCompletionQueue(exports);
+  ExportQueuePair(exports);
+  ExportDatapath(exports);
+  ExportConstants(exports);
+  return exports;
+}
+
+}  // namespace
+
+NODE_API_MODULE(node_rdma, Init)
+
+}  // namespace rdma

@@ -1,0 +1,47 @@
+// Readers of arguments and of option objects. TypeScript has checked ranges and named the argument; these check the type
+// only, so that nothing wrong reaches C.
+#pragma once
+
+#include <napi.h>
+
+#include <cstdint>
+#include <string>
+
+#include "core/errors.h"
+
+namespace rdma {
+
+inline uint32_t ToUint32(Napi::Env env, napi_value value, const char* name) {
+  uint32_t number = 0;
+  if (napi_get_value_uint32(env, value, &number) != napi_ok) ThrowType(env, std::string(name) + " is not a number");
+  return number;
+}
+
+inline uint32_t Uint32Arg(const Napi::CallbackInfo& info, size_t index, const char* name) {
+  return ToUint32(info.Env(), info[index], name);
+}
+
+inline uint32_t Uint32Field(const Napi::Object& object, const char* name) {
+  return ToUint32(object.Env(), object.Get(name), name);
+}
+
+inline std::string StringArg(const Napi::CallbackInfo& info, size_t index, const char* name) {
+  if (!info[index].IsString()) ThrowType(info.Env(), std::string(name) + " is not a string");
+  return info[index].As<Napi::String>().Utf8Value();
+}
+
+inline Napi::Object ObjectArg(const Napi::CallbackInfo& info, size_t index, const char* name) {
+  if (!info[index].IsObject()) ThrowType(info.Env(), std::string(name) + " is not an object");
+  return info[index].As<Napi::Object>();
+}
+
+inline size_t SizeArg(const Napi::CallbackInfo& info, size_t index, const char* name) {
+  // Lengths and offsets are safe integers: TypeScript has checked that.
+  int64_t number = -1;
+  if (napi_get_value_int64(info.Env(), info[index], &number) != napi_ok || number < 0) {
+    ThrowType(info.Env(), std::string(name) + " is not a length");
+  }
+  return static_cast<size_t>(number);
+}
+
+}  // namespace rdma

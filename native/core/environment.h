@@ -1,0 +1,34 @@
+// What one JavaScript environment (the main thread or a worker) owns. All mutable state is here; nothing is shared
+// between environments.
+#pragma once
+
+#include <napi.h>
+
+#include <list>
+#include <memory>
+
+#include "handles/owner.h"
+
+namespace rdma {
+
+class Cell;
+
+class Environment {
+ public:
+  static Environment& Of(Napi::Env env) { return *env.GetInstanceData<Environment>(); }
+  explicit Environment(Napi::Env env);
+
+  // The class RdmaError of TypeScript: (syscall, errno, detail?) => Error. Handed over once, at load.
+  Napi::FunctionReference rdma_error;
+
+  // Live objects, oldest first.
+  std::list<Cell*> cells;
+  // Objects that garbage collection found open.
+  uint32_t leaks = 0;
+
+ private:
+  // Runs before the finalizers, which come in any order: lets go of everything, newest first.
+  static void Cleanup(void* self);
+};
+
+}  // namespace rdma

@@ -1,0 +1,34 @@
+// Watches one file descriptor on the environment's own loop. The only file that knows libuv.
+#pragma once
+
+#include <napi.h>
+#include <uv.h>
+
+#include <functional>
+
+namespace rdma {
+
+class FdPoller {
+ public:
+  // `on_readable` runs on the loop, outside of any handle scope, for as long as the descriptor is readable.
+  static FdPoller* Create(Napi::Env env, int fd, std::function<void()> on_readable);
+
+  // Polling keeps the process alive, so it is on only while somebody waits.
+  void Start();
+  void Stop();
+
+  // Stops, and deletes this object once libuv has let go of it. The descriptor may be closed at once.
+  void Close();
+
+ private:
+  explicit FdPoller(std::function<void()> on_readable) : on_readable_(std::move(on_readable)) {}
+  ~FdPoller() = default;
+
+  uv_poll_t poll_{};
+  std::function<void()> on_readable_;
+  // Holds the environment's end back until the handle is closed.
+  napi_async_cleanup_hook_handle cleanup_ = nullptr;
+  bool closing_ = false;
+};
+
+}  // namespace rdma

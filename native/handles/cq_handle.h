@@ -1,0 +1,57 @@
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "handles/context_handle.h"
+
+namespace rdma {
+
+// A completion channel: struct ibv_comp_channel, its fd non-blocking from birth.
+class ChannelHandle final : public Owner {
+ public:
+  static Outcome<std::shared_ptr<ChannelHandle>> Create(std::shared_ptr<ContextHandle> context);
+  ~ChannelHandle() override { Destroy(); }
+  VerbError Destroy() override;
+
+  ibv_comp_channel* get() const { return channel_; }
+
+ private:
+  ChannelHandle(std::shared_ptr<ContextHandle> context, ibv_comp_channel* channel)
+      : context_(std::move(context)), channel_(channel) {}
+  Parent<ContextHandle> context_;
+  ibv_comp_channel* channel_;
+};
+
+// A completion queue: struct ibv_cq. Its events are counted here when they are taken from the channel; ibv_destroy_cq
+// waits for ever for one that was not acknowledged.
+class CqHandle final : public Owner {
+ public:
+  // `channel` may be null. `id` is what events are told apart by.
+  static Outcome<std::shared_ptr<CqHandle>> Create(std::shared_ptr<ContextHandle> context, int cqe,
+                                                   std::shared_ptr<ChannelHandle> channel, int comp_vector,
+                                                   uint32_t id);
+  ~CqHandle() override { Destroy(); }
+  VerbError Destroy() override;
+
+  ibv_cq* get() const { return cq_; }
+  uint32_t id() const { return id_; }
+
+  // One event of this queue was taken. Acknowledging takes a mutex, so it is done in batches.
+  void CountEvent();
+
+ private:
+  CqHandle(std::shared_ptr<ContextHandle> context, std::shared_ptr<ChannelHandle> channel, uint32_t id)
+      : context_(std::move(context)), channel_(std::move(channel)), id_(id) {}
+  void Acknowledge();
+
+  Parent<ContextHandle> context_;
+  Parent<ChannelHandle> channel_;
+  const uint32_t id_;
+  ibv_cq* cq_ = nullptr;
+  unsigned int unacknowledged_ = 0;
+};
+
+}  // namespace rdma

@@ -1,0 +1,28 @@
+#include "handles/qp_handle.h"
+
+namespace rdma {
+
+Outcome<std::shared_ptr<QpHandle>> QpHandle::Create(std::shared_ptr<PdHandle> pd, std::shared_ptr<CqHandle> send_cq,
+                                                    std::shared_ptr<CqHandle> recv_cq, ibv_qp_init_attr* attr) {
+  attr->send_cq = send_cq->get();
+  attr->recv_cq = recv_cq->get();
+  errno = 0;
+  auto qp = FromPtr("ibv_create_qp", ibv_create_qp(pd->get(), attr));
+  if (qp.error) return qp.error;
+  return std::shared_ptr<QpHandle>(new QpHandle(std::move(pd), std::move(send_cq), std::move(recv_cq), qp.value));
+}
+
+VerbError QpHandle::Modify(ibv_qp_attr* attr, int mask) {
+  if (qp_ == nullptr) return {"ibv_modify_qp", EBADF};
+  errno = 0;
+  return FromRet("ibv_modify_qp", ibv_modify_qp(qp_, attr, mask));
+}
+
+VerbError QpHandle::Destroy() {
+  if (qp_ == nullptr) return {};
+  VerbError error = FromDestroy(FromRet("ibv_destroy_qp", ibv_destroy_qp(qp_)));
+  if (!error) qp_ = nullptr;
+  return error;
+}
+
+}  // namespace rdma

@@ -1,0 +1,109 @@
+// ibv_create_comp_channel(3) and ibv_get_cq_event(3), on the event loop.
+#include <infiniband/verbs.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/args.h"
+#include "core/fd_poller.h"
+#include "verbs/verbs.h"
+
+namespace rdma {
+
+namespace {
+
+// Tells JavaScript which queues of a channel have an event.
+class ChannelEvents final : public Owner {
+ public:
+  ChannelEvents(Napi::Env env, const std::shared_ptr<ChannelHandle>& channel, Napi::Function callback)
+      : env_(env), channel_(channel), callback_(Napi::Persistent(callback)) {
+    poller_ = FdPoller::Create(env, channel->get()->fd, [this] { OnReadable(); });
+  }
+  ~ChannelEvents() override { Destroy(); }
+
+  VerbError Destroy() override {
+    if (poller_ != nullptr) poller_->Close();
+    poller_ = nullptr;
+    return {};
+  }
+
+  FdPoller* poller() const { return poller_; }
+
+ private:
+  // Takes every event there is; a queue counts each of its own. The callback may close this object, so nothing of it
+  // is touched after the call.
+  void OnReadable() {
+    std::vector<uint32_t> ids;
+    ibv_cq* cq = nullptr;
+    void* owner = nullptr;
+    while (ibv_get_cq_event(channel_->get(), &cq, &owner) == 0) {
+      auto* handle = static_cast<CqHandle*>(owner);
+      handle->CountEvent();
+      if (std::find(ids.begin(), ids.end(), handle->id()) == ids.end()) ids.push_back(handle->id());
+    }
+    if (ids.empty()) return;
+    Napi::Env env = env_;
+    Napi::HandleScope scope(env);
+    Napi::Array list = Napi::Array::New(env, ids.size());
+    for (size_t i = 0; i < ids.size(); i++) list.Set(static_cast<uint32_t>(i), Napi::Number::New(env, ids[i]));
+    napi_value argument = list;
+    napi_value result = nullptr;
+    const napi_status status =
+        napi_make_callback(env, nullptr, env.Global(), callback_.Value(), 1, &argument, &result);
+    napi_value exception = nullptr;
+    if (status == napi_pending_exception && napi_get_and_clear_last_exception(env, &exception) == napi_ok) {
+      napi_fatal_exception(env, exception);
+    }
+  }
+
+  Napi::Env env_;
+  Parent<ChannelHandle> channel_;
+  Napi::FunctionReference callback_;
+  FdPoller* poller_ = nullptr;
+};
+
+}  // namespace
+
+RDMA_HANDLE_TYPE(ChannelEvents, "ChannelEvents", 100);
+
+namespace {
+
+Napi::Value CreateCompChannel(const Napi::CallbackInfo& info) {
+  return WrapHandle(info.Env(), Unwrap(info.Env(), ChannelHandle::Create(HandleArg<ContextHandle>(info, 0))));
+}
+
+// (channel, callback: (cqIds: number[]) => void)
+Napi::Value CreateChannelEvents(const Napi::CallbackInfo& info) {
+  auto channel = HandleArg<ChannelHandle>(info, 0);
+  if (!info[1].IsFunction()) ThrowType(info.Env(), "callback is not a function");
+  return WrapHandle(info.Env(),
+                    std::make_shared<ChannelEvents>(info.Env(), channel, info[1].As<Napi::Function>()));
+}
+
+Napi::Value StartChannelEvents(const Napi::CallbackInfo& info) {
+  HandleArg<ChannelEvents>(info, 0)->poller()->Start();
+  return info.Env().Undefined();
+}
+
+Napi::Value StopChannelEvents(const Napi::CallbackInfo& info) {
+  HandleArg<ChannelEvents>(info, 0)->poller()->Stop();
+  return info.Env().Undefined();
+}
+
+Napi::Value DestroyChannelEvents(const Napi::CallbackInfo& info) {
+  using Type = HandleType<ChannelEvents>;
+  Cell::From(info.Env(), info[0], Type::tag, Type::name).Close(info.Env());
+  return info.Env().Undefined();
+}
+
+}  // namespace
+
+void ExportCompletionChannel(Napi::Object exports) {
+  Export(exports, "createCompChannel", CreateCompChannel);
+  Export(exports, "createChannelEvents", CreateChannelEvents);
+  Export(exports, "startChannelEvents", StartChannelEvents);
+  Export(exports, "stopChannelEvents", StopChannelEvents);
+  Export(exports, "destroyChannelEvents", DestroyChannelEvents);
+}
+
+}  // namespace rdma

@@ -1,0 +1,185 @@
+// ibv_create_qp(3), ibv_modify_qp(3), ibv_query_qp(3). Posting is in datapath/.
+#include <infiniband/verbs.h>
+
+#include "core/args.h"
+#include "core/promise_worker.h"
+#include "verbs/verbs.h"
+
+namespace rdma {
+
+namespace {
+
+void SetCap(Napi::Object object, const ibv_qp_cap& cap) {
+  SetNumber(object, "maxSendWr", cap.max_send_wr);
+  SetNumber(object, "maxRecvWr", cap.max_recv_wr);
+  SetNumber(object, "maxSendSge", cap.max_send_sge);
+  SetNumber(object, "maxRecvSge", cap.max_recv_sge);
+  SetNumber(object, "maxInlineData", cap.max_inline_data);
+}
+
+ibv_qp_cap GetCap(const Napi::Object& object) {
+  ibv_qp_cap cap{};
+  cap.max_send_wr = Uint32Field(object, "maxSendWr");
+  cap.max_recv_wr = Uint32Field(object, "maxRecvWr");
+  cap.max_send_sge = Uint32Field(object, "maxSendSge");
+  cap.max_recv_sge = Uint32Field(object, "maxRecvSge");
+  cap.max_inline_data = Uint32Field(object, "maxInlineData");
+  return cap;
+}
+
+Napi::Object AhAttr(Napi::Env env, const ibv_ah_attr& attr) {
+  Napi::Object object = Napi::Object::New(env);
+  Napi::Object grh = Napi::Object::New(env);
+  grh.Set("dgid", Napi::Buffer<uint8_t>::Copy(env, attr.grh.dgid.raw, sizeof attr.grh.dgid.raw));
+  SetNumber(grh, "flowLabel", attr.grh.flow_label);
+  SetNumber(grh, "sgidIndex", attr.grh.sgid_index);
+  SetNumber(grh, "hopLimit", attr.grh.hop_limit);
+  SetNumber(grh, "trafficClass", attr.grh.traffic_class);
+  object.Set("grh", grh);
+  SetNumber(object, "dlid", attr.dlid);
+  SetNumber(object, "sl", attr.sl);
+  SetNumber(object, "srcPathBits", attr.src_path_bits);
+  SetNumber(object, "staticRate", attr.static_rate);
+  object.Set("isGlobal", attr.is_global != 0);
+  SetNumber(object, "portNum", attr.port_num);
+  return object;
+}
+
+// A complete struct ibv_ah_attr: TypeScript has filled in the defaults.
+ibv_ah_attr GetAhAttr(const Napi::Object& parent, const char* name) {
+  Napi::Env env = parent.Env();
+  if (!parent.Get(name).IsObject()) ThrowType(env, std::string(name) + " is not an object");
+  auto object = parent.Get(name).As<Napi::Object>();
+  ibv_ah_attr attr{};
+  attr.is_global = object.Get("isGlobal").ToBoolean() ? 1 : 0;
+  if (attr.is_global != 0) {
+    auto grh = object.Get("grh").As<Napi::Object>();
+    auto dgid = grh.Get("dgid").As<Napi::Uint8Array>();
+    if (!dgid.IsTypedArray() || dgid.ByteLength() != sizeof attr.grh.dgid.raw) ThrowType(env, "dgid is not 16 bytes");
+    memcpy(attr.grh.dgid.raw, dgid.Data(), sizeof attr.grh.dgid.raw);
+    attr.grh.flow_label = Uint32Field(grh, "flowLabel");
+    attr.grh.sgid_index = static_cast<uint8_t>(Uint32Field(grh, "sgidIndex"));
+    attr.grh.hop_limit = static_cast<uint8_t>(Uint32Field(grh, "hopLimit"));
+    attr.grh.traffic_class = static_cast<uint8_t>(Uint32Field(grh, "trafficClass"));
+  }
+  attr.dlid = static_cast<uint16_t>(Uint32Field(object, "dlid"));
+  attr.sl = static_cast<uint8_t>(Uint32Field(object, "sl"));
+  attr.src_path_bits = static_cast<uint8_t>(Uint32Field(object, "srcPathBits"));
+  attr.static_rate = static_cast<uint8_t>(Uint32Field(object, "staticRate"));
+  attr.port_num = static_cast<uint8_t>(Uint32Field(object, "portNum"));
+  return attr;
+}
+
+// The plain attributes of struct ibv_qp_attr: (mask bit, name in JavaScript, field).
+#define QP_ATTRIBUTES(X)                                                  \
+  X(IBV_QP_STATE, "qpState", qp_state)                                    \
+  X(IBV_QP_CUR_STATE, "curQpState", cur_qp_state)                         \
+  X(IBV_QP_EN_SQD_ASYNC_NOTIFY, "enSqdAsyncNotify", en_sqd_async_notify)  \
+  X(IBV_QP_ACCESS_FLAGS, "qpAccessFlags", qp_access_flags)                \
+  X(IBV_QP_PKEY_INDEX, "pkeyIndex", pkey_index)                           \
+  X(IBV_QP_PORT, "portNum", port_num)                                     \
+  X(IBV_QP_QKEY, "qkey", qkey)                                            \
+  X(IBV_QP_PATH_MTU, "pathMtu", path_mtu)                                 \
+  X(IBV_QP_TIMEOUT, "timeout", timeout)                                   \
+  X(IBV_QP_RETRY_CNT, "retryCnt", retry_cnt)                              \
+  X(IBV_QP_RNR_RETRY, "rnrRetry", rnr_retry)                              \
+  X(IBV_QP_RQ_PSN, "rqPsn", rq_psn)                                       \
+  X(IBV_QP_MAX_QP_RD_ATOMIC, "maxRdAtomic", max_rd_atomic)                \
+  X(IBV_QP_ALT_PATH, "altPkeyIndex", alt_pkey_index)                      \
+  X(IBV_QP_ALT_PATH, "altPortNum", alt_port_num)                          \
+  X(IBV_QP_ALT_PATH, "altTimeout", alt_timeout)                           \
+  X(IBV_QP_MIN_RNR_TIMER, "minRnrTimer", min_rnr_timer)                   \
+  X(IBV_QP_SQ_PSN, "sqPsn", sq_psn)                                       \
+  X(IBV_QP_MAX_DEST_RD_ATOMIC, "maxDestRdAtomic", max_dest_rd_atomic)     \
+  X(IBV_QP_PATH_MIG_STATE, "pathMigState", path_mig_state)                \
+  X(IBV_QP_DEST_QPN, "destQpNum", dest_qp_num)                            \
+  X(IBV_QP_RATE_LIMIT, "rateLimit", rate_limit)
+
+struct Modification {
+  std::shared_ptr<QpHandle> qp;
+  ibv_qp_attr attr;
+  int mask;
+};
+
+// (qp, attr, mask): the attributes that the mask names are there.
+Modification ModifyArgs(const Napi::CallbackInfo& info) {
+  Modification m{HandleArg<QpHandle>(info, 0), {}, static_cast<int>(Uint32Arg(info, 2, "mask"))};
+  const Napi::Object attr = ObjectArg(info, 1, "attr");
+#define READ(bit, name, field) \
+  if ((m.mask & (bit)) != 0) m.attr.field = static_cast<decltype(m.attr.field)>(Uint32Field(attr, name));
+  QP_ATTRIBUTES(READ)
+#undef READ
+  if ((m.mask & IBV_QP_AV) != 0) m.attr.ah_attr = GetAhAttr(attr, "ahAttr");
+  if ((m.mask & IBV_QP_ALT_PATH) != 0) m.attr.alt_ah_attr = GetAhAttr(attr, "altAhAttr");
+  if ((m.mask & IBV_QP_CAP) != 0) m.attr.cap = GetCap(attr.Get("cap").As<Napi::Object>());
+  return m;
+}
+
+Napi::Value ModifyQpSync(const Napi::CallbackInfo& info) {
+  Modification m = ModifyArgs(info);
+  Check(info.Env(), m.qp->Modify(&m.attr, m.mask));
+  return info.Env().Undefined();
+}
+
+Napi::Value ModifyQp(const Napi::CallbackInfo& info) {
+  auto m = std::make_shared<Modification>(ModifyArgs(info));
+  auto busy = std::make_shared<Parent<QpHandle>>(m->qp);
+  return PromiseWorker<bool>::Queue(
+      info.Env(), "ibv_modify_qp",
+      [m, busy]() -> Outcome<bool> {
+        VerbError error = m->qp->Modify(&m->attr, m->mask);
+        if (error) return error;
+        return true;
+      },
+      [](Napi::Env env, bool) -> napi_value { return env.Undefined(); });
+}
+
+// (qp, mask)
+Napi::Value QueryQp(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  auto qp = HandleArg<QpHandle>(info, 0);
+  ibv_qp_attr attr{};
+  ibv_qp_init_attr init{};
+  Check(env, FromRet("ibv_query_qp",
+                     ibv_query_qp(qp->get(), &attr, static_cast<int>(Uint32Arg(info, 1, "mask")), &init)));
+  Napi::Object object = Napi::Object::New(env);
+#define WRITE(bit, name, field) SetNumber(object, name, attr.field);
+  QP_ATTRIBUTES(WRITE)
+#undef WRITE
+  object.Set("ahAttr", AhAttr(env, attr.ah_attr));
+  object.Set("altAhAttr", AhAttr(env, attr.alt_ah_attr));
+  object.Set("sqDraining", attr.sq_draining != 0);
+  Napi::Object cap = Napi::Object::New(env);
+  SetCap(cap, attr.cap);
+  object.Set("cap", cap);
+  object.Set("sqSigAll", init.sq_sig_all != 0);
+  return object;
+}
+
+// (pd, sendCq, recvCq, qpType, sqSigAll, cap): cap is overwritten with what was granted.
+Napi::Value CreateQp(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  Napi::Object cap = ObjectArg(info, 5, "cap");
+  ibv_qp_init_attr attr{};
+  attr.qp_type = static_cast<ibv_qp_type>(Uint32Arg(info, 3, "qpType"));
+  attr.sq_sig_all = info[4].ToBoolean() ? 1 : 0;
+  attr.cap = GetCap(cap);
+  auto qp = Unwrap(env, QpHandle::Create(HandleArg<PdHandle>(info, 0), HandleArg<CqHandle>(info, 1),
+                                         HandleArg<CqHandle>(info, 2), &attr));
+  SetCap(cap, attr.cap);
+  Napi::Object object = Napi::Object::New(env);
+  SetNumber(object, "qpNum", qp->get()->qp_num);
+  object.Set("handle", WrapHandle(env, std::move(qp)));
+  return object;
+}
+
+}  // namespace
+
+void ExportQueuePair(Napi::Object exports) {
+  Export(exports, "createQp", CreateQp);
+  Export(exports, "modifyQp", ModifyQp);
+  Export(exports, "modifyQpSync", ModifyQpSync);
+  Export(exports, "queryQp", QueryQp);
+}
+
+}  // namespace rdma

@@ -1,0 +1,44 @@
+// The tags of the handles and the exports of each object's file.
+#pragma once
+
+#include <napi.h>
+
+#include "core/cell.h"
+#include "handles/context_handle.h"
+#include "handles/cq_handle.h"
+#include "handles/mr_handle.h"
+#include "handles/pd_handle.h"
+#include "handles/qp_handle.h"
+
+namespace rdma {
+
+RDMA_HANDLE_TYPE(ContextHandle, "Context", 1);
+RDMA_HANDLE_TYPE(PdHandle, "ProtectionDomain", 2);
+RDMA_HANDLE_TYPE(MrHandle, "MemoryRegion", 3);
+RDMA_HANDLE_TYPE(ChannelHandle, "CompletionChannel", 4);
+RDMA_HANDLE_TYPE(CqHandle, "CompletionQueue", 5);
+RDMA_HANDLE_TYPE(QpHandle, "QueuePair", 6);
+
+using Method = Napi::Value (*)(const Napi::CallbackInfo&);
+inline void Export(Napi::Object exports, const char* name, Method method) {
+  exports.Set(name, Napi::Function::New(exports.Env(), method, name));
+}
+
+inline void SetNumber(Napi::Object object, const char* name, double value) {
+  object.Set(name, Napi::Number::New(object.Env(), value));
+}
+inline void SetBigInt(Napi::Object object, const char* name, uint64_t value) {
+  object.Set(name, Napi::BigInt::New(object.Env(), value));
+}
+
+void ExportDevice(Napi::Object exports);
+void ExportContext(Napi::Object exports);
+void ExportProtectionDomain(Napi::Object exports);
+void ExportMemoryRegion(Napi::Object exports);
+void ExportCompletionChannel(Napi::Object exports);
+void ExportCompletionQueue(Napi::Object exports);
+void ExportQueuePair(Napi::Object exports);
+void ExportDatapath(Napi::Object exports);
+void ExportConstants(Napi::Object exports);
+
+}  // namespace rdma
