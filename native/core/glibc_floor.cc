@@ -1,13 +1,10 @@
-// Keeps the addon loadable on glibc 2.28 although it is compiled on a younger
-// one: scripts/check-floor.mjs names each symbol that is too young. glibc moved
-// its threads and its dynamic loader into libc.so in 2.34 under new versions;
-// the old versions are still there, and are the same functions. The definitions
-// here are hidden: they serve the addon and the C++ library linked into it, and
-// nobody else.
+// Keeps the addon loadable on glibc 2.28 although it is compiled on a younger one; scripts/check-floor.mjs names each
+// symbol that is too young. glibc moved its threads and its dynamic loader into libc.so in 2.34 under new versions; the
+// old versions are still there, and are the same functions. The definitions here are hidden: they serve the addon and
+// the C++ library linked into it, and nobody else.
 #include <features.h>
 
-// The sanitizers watch some of these functions, and their build goes nowhere
-// else.
+// The sanitizers watch some of these functions, and their build goes nowhere else.
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
 
 #include <dlfcn.h>
@@ -45,12 +42,10 @@ RDMA_HIDDEN void* dlsym(void* __restrict handle, const char* __restrict name) no
 RDMA_HIDDEN char* dlerror() noexcept { return OldDlerror(); }
 RDMA_HIDDEN int pthread_once(pthread_once_t* once, void (*function)()) { return OldPthreadOnce(once, function); }
 
-// New in 2.32: false means that shared_ptr counts atomically, as it must under
-// Node.
+// New in 2.32: false means that shared_ptr counts atomically, as it must under Node.
 RDMA_HIDDEN char __libc_single_threaded = 0;
 
-// New in 2.36, and called by std::random_device, which nothing here uses but
-// which comes along with the C++ library.
+// New in 2.36, and called by std::random_device, which nothing here uses but which comes along with the C++ library.
 RDMA_HIDDEN std::uint32_t arc4random() {
   std::uint32_t value = 0;
   if (getrandom(&value, sizeof value, 0) != sizeof value) std::abort();
