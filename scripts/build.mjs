@@ -2,6 +2,7 @@
 // Builds the addon.
 //   node scripts/build.mjs              build/Release/node_rdma.node, by node-gyp: what users get
 //   node scripts/build.mjs --sanitize   build/asan/node_rdma.node, by CMake, with AddressSanitizer and UBSan
+//   node scripts/build.mjs --prebuild   prebuilds/<platform>/, by prebuildify: what is published; made anew from nothing
 //   node scripts/build.mjs --tidy       build/cmake/compile_commands.json, by CMake, for clang-tidy
 
 import { existsSync } from 'node:fs';
@@ -64,10 +65,19 @@ export function configureTidy() {
   );
 }
 
+function prebuild() {
+  timed('the prebuilt addon for publishing', () =>
+    run(process.execPath, ['node_modules/prebuildify/bin.js', '--napi', '--strip', '--tag-libc'], {
+      env: { ...process.env, ...(headers.options[0] === '--nodedir' && { npm_config_nodedir: prefix }) },
+    }),
+  );
+}
+
 await whenMain(import.meta.url, ([option]) => {
   const builds = new Map([
     [undefined, build],
     ['--sanitize', buildSanitized],
+    ['--prebuild', prebuild],
     ['--tidy', configureTidy],
   ]);
   const chosen = builds.get(option);

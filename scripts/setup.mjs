@@ -3,7 +3,7 @@
 // VM. Each step looks first and does nothing when nothing is missing.
 //   node scripts/setup.mjs [--vm]
 
-import { cpSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
+import { cpSync, mkdirSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { build } from './build.mjs';
 import { CommandError, contentHash, filesBelow, root, run, say, whenChanged, whenMain } from './shell.mjs';
@@ -59,7 +59,8 @@ function setUpSystem(groups) {
   if (missing.length === 0) return;
 
   const known = knownPackages(missing);
-  if (known.length < missing.length) {
+  const isListed = readdirSync('/var/lib/apt/lists').some((name) => name.includes('_Packages'));
+  if (!isListed || missing.some((name) => !known.includes(name) && !packages.check.includes(name))) {
     apt(['update'], 'to learn where the packages are');
     known.splice(0, known.length, ...knownPackages(missing));
   }
@@ -89,6 +90,7 @@ function missingPackages(names) {
     output = run('sh', [
       '-c',
       'command -v apt-get >/dev/null && { dpkg-query -W -f "$0" "$@" 2>/dev/null || true; }',
+      // biome-ignore lint/suspicious/noTemplateCurlyInString: dpkg-query's own syntax
       '${Package} ${db:Status-Status}\n',
       ...names,
     ]);

@@ -1,0 +1,250 @@
+#!/usr/bin/env node
+// npm test: sets up, runs every check and every suite, and ends with one line, "N passed, N failed, N skipped".
+//   node scripts/test.mjs                         everything
+//   node scripts/test.mjs device asan             these steps, and what they need
+//   node scripts/test.mjs device -t 'closes'      a step, with further arguments for vitest
+//
+// Each suite names the backend it needs with RDMA_TEST_REQUIRED=1, so that a missing one fails and does not skip.
+
+import { spawn } from 'node:child_process';
+import { existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
+import { delimiter, join } from 'node:path';
+import { setup } from './setup.mjs';
+import { filesBelow, root, run } from './shell.mjs';
+
+const node = process.execPath;
+const bin = (name) => join(root, 'node_modules', name);
+const results = (step) => join(root, 'build/results', step);
+const script = (name, ...args) => [node, join(root, 'scripts', `${name}.mjs`), ...args];
+
+const model = join(root, 'build/model/libmlx5model.so');
+const cSources = () =>
+  [...filesBelow('native'), ...filesBelow('test/mlx5-model')].filter((file) => /\.(c|cc|h)$/.test(file));
+
+/** A suite of vitest; its counts come from the JSON that it writes. `through` is what it is started by. */
+function suite(step, project, { through = [], ...rest } = {}) {
+  const file = join(results(step), 'vitest.json');
+  const vitest = [node, bin('vitest/vitest.mjs'), 'run', '--project', project, '--reporter=default', '--reporter=json'];
+  return { ...rest, results: file, command: [...through, ...vitest, `--outputFile.json=${file}`] };
+}
+
+/** Runs a command in the VM, which may write to the step's results only. */
+const inVm = (step, backend) => [
+  ...[node, join(root, 'dist/cli/main.js'), 'vm', '--out', results(step)],
+  ...['--env', 'RDMA_TEST_REQUIRED=1', '--env', `RDMA_TEST_BACKEND=${backend}`],
+];
+
+const onModel = { RDMA_TEST_REQUIRED: '1', RDMA_TEST_BACKEND: 'model' };
+
+/**
+ * The steps, longest first. `builds` marks one that only makes what others need: it counts when it fails. `alone` names
+ * something that one step at a time may use. `tool` is a program without which the step is skipped: set-up has then said
+ * that this distribution lacks it.
+ */
+const steps = {
+  image: { builds: true, command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare'] },
+  model: { builds: true, command: ['make', '-C', 'test/mlx5-model', `OUT=${join(root, 'build/model')}`] },
+  tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
+  rxe: suite('rxe', 'device', { needs: ['image'], alone: 'vm', through: inVm('rxe', 'rxe') }),
+  sanitized: { builds: true, command: script('build', '--sanitize') },
+  device: suite('device', 'device', { needs: ['model'], env: () => ({ ...onModel, LD_PRELOAD: model }) }),
+  asan: suite('asan', 'device', {
+    needs: ['model', 'sanitized'],
+    env: () => ({
+      ...onModel,
+      NODE_RDMA_ADDON: join(root, 'build/asan/node_rdma.node'),
+      // The runtime must come first of all. Leaks are counted by the tests; V8 frees nothing at exit.
+      LD_PRELOAD: [run('c++', ['-print-file-name=libasan.so']).trim(), model].join(delimiter),
+      ASAN_OPTIONS: 'detect_leaks=0:abort_on_error=1',
+      UBSAN_OPTIONS: 'print_stacktrace=1',
+    }),
+  }),
+  vm: suite('vm', 'vm', { needs: ['image'], alone: 'vm', env: () => ({ RDMA_TEST_REQUIRED: '1' }) }),
+  'model-check': { needs: ['model'], command: script('check-model') },
+  examples: { needs: ['image'], alone: 'vm', command: script('check-examples') },
+  pack: { command: script('check-pack') },
+  types: { command: [node, bin('typescript/bin/tsc'), '-p', 'tsconfig.check.json'] },
+  docs: { command: [node, bin('typedoc/bin/typedoc'), '--emit', 'none'] },
+  unit: suite('unit', 'unit'),
+  loader: suite('loader', 'loader', {
+    // A machine without rdma-core, as far as the addon can tell.
+    env: () => ({
+      NODE_RDMA_LIBIBVERBS: '/nonexistent/libibverbs.so.1',
+      NODE_RDMA_LIBRDMACM: '/nonexistent/librdmacm.so.1',
+      NODE_RDMA_LIBMLX5: '/nonexistent/libmlx5.so.1',
+    }),
+  }),
+  biome: { command: [node, bin('@biomejs/biome/bin/biome'), 'ci', '.'] },
+  'clang-format': {
+    tool: 'clang-format-14',
+    command: () => ['clang-format-14', '--dry-run', '-Werror', ...cSources()],
+  },
+  gen: { command: script('gen', '--check') },
+  floor: { command: script('check-floor') },
+};
+
+/** No step takes this long unless it hangs. */
+const DEADLINE_MS = 420_000;
+
+const children = new Set();
+
+/** Runs one command to its end. Its output is kept, or shown at once when `live`. */
+function execute(command, env, live) {
+  return new Promise((resolve) => {
+    const child = spawn(command[0], command.slice(1), {
+      cwd: root,
+      env: { ...process.env, ...env },
+      stdio: live ? ['inherit', 'inherit', 'inherit'] : ['ignore', 'pipe', 'pipe'],
+      // A group of its own, so that all of it can be ended: vitest's workers, QEMU.
+      detached: !live,
+    });
+    let output = '';
+    for (const stream of [child.stdout, child.stderr])
+      stream?.setEncoding('utf8').on('data', (text) => (output += text));
+    children.add(child);
+    const timer = setTimeout(() => {
+      output += `\nended after ${DEADLINE_MS / 1000} s`;
+      end(child);
+    }, DEADLINE_MS);
+    const finish = (ok, more = '') => {
+      clearTimeout(timer);
+      children.delete(child);
+      resolve({ ok, output: output + more });
+    };
+    child.on('error', (error) => finish(false, error.message));
+    child.on('close', (code, signal) =>
+      finish(code === 0, code === 0 ? '' : `\nended with ${signal ?? `exit code ${code}`}`),
+    );
+  });
+}
+
+function end(child) {
+  try {
+    process.kill(-child.pid, 'SIGKILL');
+  } catch {
+    child.kill('SIGKILL');
+  }
+}
+
+/** What a suite did. Nothing executed is a failure, and so is a bad end after good tests: a crashed worker, say. */
+function countSuite(file, ok) {
+  if (!existsSync(file)) return { passed: 0, failed: 1, skipped: 0 };
+  const report = JSON.parse(readFileSync(file, 'utf8'));
+  const broken = report.testResults.filter(
+    ({ status, assertionResults }) => status === 'failed' && assertionResults.length === 0,
+  );
+  const failed = report.numFailedTests + broken.length;
+  const isEmpty = report.numPassedTests + failed === 0;
+  return {
+    passed: report.numPassedTests,
+    failed: failed === 0 && (!ok || isEmpty) ? 1 : failed,
+    skipped: report.numPendingTests + report.numTodoTests,
+  };
+}
+
+function hasTool(name) {
+  return process.env.PATH.split(delimiter).some((folder) => existsSync(join(folder, name)));
+}
+
+const total = { passed: 0, failed: 0, skipped: 0 };
+
+function report(mark, name, ms, detail, counts) {
+  for (const key of Object.keys(total)) total[key] += counts[key] ?? 0;
+  process.stdout.write(`${mark} ${name.padEnd(13)}${`${(ms / 1000).toFixed(1)} s`.padStart(8)}  ${detail}\n`);
+}
+
+async function runStep(name, extra, live) {
+  const step = steps[name];
+  if (step.tool !== undefined && !hasTool(step.tool)) {
+    report('-', name, 0, `skipped: no ${step.tool} here`, { skipped: 1 });
+    return true;
+  }
+  const command = typeof step.command === 'function' ? step.command() : step.command;
+  if (step.results !== undefined) {
+    rmSync(step.results, { force: true });
+    mkdirSync(results(name), { recursive: true });
+  }
+  const begin = performance.now();
+  const { ok, output } = await execute(
+    step.results === undefined ? command : [...command, ...extra],
+    step.env?.(),
+    live,
+  );
+  const ms = performance.now() - begin;
+
+  const whole = step.builds ? { failed: ok ? 0 : 1 } : { passed: ok ? 1 : 0, failed: ok ? 0 : 1 };
+  const counts = step.results === undefined ? whole : countSuite(step.results, ok);
+  const isGood = counts.failed === 0;
+  const detail =
+    step.results === undefined ? '' : `${counts.passed} passed, ${counts.failed} failed, ${counts.skipped} skipped`;
+  report(isGood ? '✓' : '✗', name, ms, detail, counts);
+  if (!isGood && !live) process.stdout.write(`${output.trim()}\n\n`);
+  return isGood;
+}
+
+/** The steps named and what they need, in the order of the table. */
+function closure(names) {
+  const wanted = new Set();
+  const add = (name) => {
+    if (steps[name] === undefined) throw new Error(`no step ${name}; there are ${Object.keys(steps).join(', ')}`);
+    for (const need of steps[name].needs ?? []) add(need);
+    wanted.add(name);
+  };
+  names.forEach(add);
+  return Object.keys(steps).filter((name) => wanted.has(name));
+}
+
+/** As many at once as there are cores: each step starts when what it needs has ended, and nothing else is in its way. */
+async function runSteps(names, extra, live) {
+  const waiting = [...names];
+  const done = new Map();
+  const running = new Map();
+  while (waiting.length + running.size > 0) {
+    for (const name of [...waiting]) {
+      const { needs = [], alone } = steps[name];
+      if (needs.some((need) => done.get(need) === false)) {
+        waiting.splice(waiting.indexOf(name), 1);
+        done.set(name, false);
+        report('✗', name, 0, 'not run: what it needs has failed', { failed: 1 });
+        continue;
+      }
+      const isReady = needs.every((need) => done.has(need));
+      const isTaken = alone !== undefined && [...running.keys()].some((other) => steps[other].alone === alone);
+      if (!isReady || isTaken || running.size >= availableParallelism()) continue;
+      waiting.splice(waiting.indexOf(name), 1);
+      running.set(
+        name,
+        runStep(name, extra, live).then((isGood) => {
+          done.set(name, isGood);
+          running.delete(name);
+        }),
+      );
+    }
+    if (running.size > 0) await Promise.race(running.values());
+  }
+}
+
+for (const signal of ['SIGINT', 'SIGTERM']) {
+  process.once(signal, () => {
+    for (const child of children) end(child);
+    process.exit(1);
+  });
+}
+
+const args = process.argv.slice(2);
+const optionsAt = args.findIndex((arg) => arg.startsWith('-'));
+const named = optionsAt === -1 ? args : args.slice(0, optionsAt);
+const extra = optionsAt === -1 ? [] : args.slice(optionsAt);
+const begin = performance.now();
+try {
+  const names = closure(named.length > 0 ? named : Object.keys(steps));
+  await setup();
+  report('✓', 'set-up', performance.now() - begin, '', {});
+  await runSteps(names, extra, named.length === 1);
+} catch (error) {
+  report('✗', 'set-up', performance.now() - begin, '', { failed: 1 });
+  process.stdout.write(`${error.message}\n\n`);
+}
+if (total.failed > 0) process.exitCode = 1;
+process.stdout.write(`${total.passed} passed, ${total.failed} failed, ${total.skipped} skipped\n`);

@@ -1,0 +1,51 @@
+#!/usr/bin/env node
+// clang-tidy over native/, a file per core, remembering which files were clean: a file is looked at again when it, a header
+// of ours that it includes, the checks or the compiler's flags have changed.
+
+import { execFile } from 'node:child_process';
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
+import { join } from 'node:path';
+import { configureTidy } from './build.mjs';
+import { CommandError, contentHash, root, say, whenMain } from './shell.mjs';
+
+const cache = join(root, '.cache/tidy');
+
+/** The file and all of native/ that it includes. */
+function withIncludes(file, seen = new Set()) {
+  if (seen.has(file) || !existsSync(join(root, file))) return seen;
+  seen.add(file);
+  for (const [, name] of readFileSync(join(root, file), 'utf8').matchAll(/^#include "(.*)"/gm)) {
+    withIncludes(`native/${name}`, seen);
+  }
+  return seen;
+}
+
+function tidy(file) {
+  return new Promise((resolve) => {
+    execFile('clang-tidy-14', ['-p', 'build/cmake', '--quiet', file], { cwd: root }, (error, stdout) => {
+      resolve(error === null ? undefined : stdout || error.message);
+    });
+  });
+}
+
+await whenMain(import.meta.url, async () => {
+  configureTidy();
+  mkdirSync(cache, { recursive: true });
+  const flags = readFileSync(join(root, 'CMakeLists.txt'), 'utf8');
+  const todo = JSON.parse(readFileSync(join(root, 'native/sources.json'), 'utf8'))
+    .sources.map((file) => ({ file, stamp: join(cache, contentHash([...withIncludes(file), '.clang-tidy'], flags)) }))
+    .filter(({ stamp }) => !existsSync(stamp));
+  if (todo.length > 0) say(`tidy: ${todo.length} files`);
+
+  const faults = [];
+  const worker = async () => {
+    for (let next = todo.shift(); next !== undefined; next = todo.shift()) {
+      const fault = await tidy(next.file);
+      if (fault === undefined) writeFileSync(next.stamp, '');
+      else faults.push(fault);
+    }
+  };
+  await Promise.all(Array.from({ length: availableParallelism() }, worker));
+  if (faults.length > 0) throw new CommandError(faults.join('\n'));
+});
