@@ -1,0 +1,12 @@
+/**
+ * Runs commands in a VM with real Soft-RoCE (`rdma_rxe`), for machines that have no RDMA hardware and no rxe in their
+ * kernel: CI runners, containers, laptops.
+ *
+ * @module
+ */
+
+export { VmError, type VmErrorCode } from './errors.ts';
+export type { Kernel } from './kernel.ts';
+export { vmPackages } from './packages.ts';
+export type { Accelerator } from './qemu.ts';
+export { prepareVm, runInVm, type VmOptions, type VmResult } from './run.ts';

@@ -1,0 +1,112 @@
+import { execFile } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { readFile, writeFile } from 'node:fs/promises';
+import { basename, join } from 'node:path';
+import { promisify } from 'node:util';
+import { buildOnce, cacheFolder } from './cache.ts';
+import { VmError } from './errors.ts';
+import { initScript } from './init.ts';
+import type { Kernel } from './kernel.ts';
+import { busybox, toolEnv } from './packages.ts';
+
+const exec = promisify(execFile);
+
+/** The kernel modules that the guest loads at boot, with whatever they depend on. */
+export const guestModules: readonly string[] = [
+  'virtio_pci',
+  'virtio_console',
+  '9pnet_virtio',
+  '9p',
+  'overlay',
+  // rxe computes its ICRC through the crypto layer: without a driver "rdma link add" fails.
+  'crc32_generic',
+  ...(process.arch === 'x64' ? ['crc32_pclmul'] : []),
+  'rdma_rxe',
+  'ib_uverbs',
+  'rdma_ucm',
+  'ib_umad',
+  'veth',
+  'dummy',
+  'af_packet',
+  'sch_netem',
+];
+
+/** Builds the initrd for a kernel into the cache, or finds it there. A changed script or module list makes a new one. */
+export async function prepareInitrd(kernel: Kernel, modules: readonly string[] = guestModules): Promise<string> {
+  const busyboxBytes = await readFile(busybox);
+  const key = createHash('sha256')
+    .update(JSON.stringify([kernel.release, modules, initScript]))
+    .update(busyboxBytes)
+    .digest('hex');
+  return buildOnce(join(cacheFolder(), `initrd-${key.slice(0, 16)}.cpio`), async (scratch) => {
+    const paths = await loadOrder(kernel, modules);
+    const entries: CpioEntry[] = [
+      { name: 'bin', mode: 0o040755 },
+      { name: 'bin/busybox', mode: 0o100755, data: busyboxBytes },
+      { name: 'init', mode: 0o100755, data: Buffer.from(initScript) },
+      { name: 'modules', mode: 0o040755 },
+      {
+        name: 'modules/order',
+        mode: 0o100644,
+        data: Buffer.from(paths.map((path) => `${moduleName(path)}\n`).join('')),
+      },
+      ...['dev', 'proc', 'sys'].map((name) => ({ name, mode: 0o040755 })),
+      // Linux opens it as the standard streams of init, before there is a devtmpfs.
+      { name: 'dev/console', mode: 0o020600, device: [5, 1] },
+    ];
+    for (const path of paths) {
+      entries.push({ name: `modules/${moduleName(path)}`, mode: 0o100644, data: await readModule(path) });
+    }
+    // Not compressed: the guest would unpack it under emulation.
+    await writeFile(scratch, cpio(entries));
+  });
+}
+
+/** The files to insert, in order. Built-in modules have none. */
+async function loadOrder(kernel: Kernel, modules: readonly string[]): Promise<string[]> {
+  const options = ['-C', '/dev/null', '-d', kernel.root, '-S', kernel.release, '--show-depends', '-a', ...modules];
+  const { stdout, stderr } = await exec('modprobe', options, { env: toolEnv }).catch((error: Error) => {
+    throw new VmError('ERR_VM_KERNEL', `the kernel ${kernel.release} lacks a module: ${error.message}`);
+  });
+  if (stderr !== '') throw new VmError('ERR_VM_KERNEL', `the kernel ${kernel.release} lacks a module: ${stderr}`);
+  return [...new Set([...stdout.matchAll(/^insmod (\S+)/gm)].map((match) => match[1]!))];
+}
+
+function moduleName(path: string): string {
+  return basename(path).replace(/\.(xz|zst|gz)$/, '');
+}
+
+async function readModule(path: string): Promise<Buffer> {
+  const program = { xz: 'xz', zst: 'zstd', gz: 'gzip' }[path.split('.').pop()!];
+  if (program === undefined) return readFile(path);
+  return (await exec(program, ['-dc', path], { encoding: 'buffer', env: toolEnv, maxBuffer: 1 << 26 })).stdout;
+}
+
+/** One member of a cpio archive; `mode` includes the file type, as in `struct stat`. */
+export interface CpioEntry {
+  name: string;
+  mode: number;
+  data?: Buffer;
+  device?: [major: number, minor: number];
+}
+
+/** Packs an archive in the "newc" format, the one that Linux unpacks as an initramfs. */
+export function cpio(entries: CpioEntry[]): Buffer {
+  const parts: Buffer[] = [];
+  const add = (entry: CpioEntry, inode: number) => {
+    const data = entry.data ?? Buffer.alloc(0);
+    const [major, minor] = entry.device ?? [0, 0];
+    const name = Buffer.from(`${entry.name}\0`);
+    // inode, mode, uid, gid, links, mtime, size, device, special device, name size, check
+    const fields = [inode, entry.mode, 0, 0, 1, 0, data.length, 0, 0, major, minor, name.length, 0];
+    const header = Buffer.from(`070701${fields.map((field) => field.toString(16).padStart(8, '0')).join('')}`);
+    parts.push(header, name, padding(header.length + name.length), data, padding(data.length));
+  };
+  for (const [index, entry] of entries.entries()) add(entry, index + 1);
+  add({ name: 'TRAILER!!!', mode: 0 }, 0);
+  return Buffer.concat(parts);
+}
+
+function padding(length: number): Buffer {
+  return Buffer.alloc(-length & 3);
+}

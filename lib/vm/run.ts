@@ -1,0 +1,204 @@
+import { randomBytes } from 'node:crypto';
+import { mkdir, realpath } from 'node:fs/promises';
+import { hostname } from 'node:os';
+import { join } from 'node:path';
+import type { Readable, Writable } from 'node:stream';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { accelerators, rememberKvmFailure } from './accel.ts';
+import { VmError, type VmErrorCode } from './errors.ts';
+import { Guest } from './guest.ts';
+import { prepareInitrd } from './initrd.ts';
+import { type Kernel, prepareKernel } from './kernel.ts';
+import { findKernelTrouble } from './kernel-log.ts';
+import { checkHost } from './packages.ts';
+import type { Accelerator, portFds } from './qemu.ts';
+import { type Request, requestScript } from './request.ts';
+import { pump } from './streams.ts';
+
+/** What to run in the VM, and how. */
+export interface VmOptions {
+  /** A program of the host: the guest sees the host's file system. It runs as root. */
+  command: string;
+  /** Its arguments, handed over unharmed. Default none. */
+  args?: readonly string[];
+  /** The directory to run in. Default: the current one. */
+  cwd?: string;
+  /** The command's whole environment. Default: that of this process. `NODE_RDMA_VM=1` is added. */
+  env?: NodeJS.ProcessEnv;
+  /** What the command reads. Default: nothing, it reads the end at once. */
+  stdin?: Readable;
+  /** Where its output goes; not ended. Default: this process's stdout. */
+  stdout?: Writable;
+  /** Where its error output goes; not ended. Default: this process's stderr. */
+  stderr?: Writable;
+  /** Runs the command on this process's terminal (stdin and stdout, which must be ttys); the three streams are unused. */
+  tty?: boolean;
+  /**
+   * A directory of the host that the guest may write to, under the same path; made if missing. Everything else that the
+   * command writes goes to memory and is gone with the VM.
+   */
+  out?: string;
+  /** Ends the VM when the command has run for this many milliseconds. Default: never. */
+  timeoutMs?: number;
+  /** Ends the VM; the promise then rejects with the signal's reason. */
+  signal?: AbortSignal;
+  /** Default: KVM where a guest boots on it (a failure is remembered until the host boots again), else TCG. */
+  accel?: Accelerator;
+  /** The guest's memory in QEMU's notation. Default `2G`. Half of it bounds what the command may write to memory. */
+  memory?: string;
+  /** The guest's processors. Default 2. */
+  cpus?: number;
+  /** Called with what takes time: fetching, unpacking, booting. */
+  onProgress?: (message: string) => void;
+}
+
+/** How a command in the VM ended. */
+export interface VmResult {
+  /** The exit code; 128 + n when signal n killed the command. */
+  code: number;
+  /** What the guest's kernel said, from warnings up. */
+  kernelLog: string;
+  /** What ran the guest. */
+  accel: Accelerator;
+  /** Milliseconds from the start of QEMU to the start of the command. */
+  bootMs: number;
+}
+
+// Some twenty times what a boot takes under emulation on an idle machine.
+const bootMs = 180_000;
+// A guest on a working KVM says hello within a second.
+const trialMs = 15_000;
+
+/**
+ * Fetches and builds what a boot needs, or finds it in the cache: kernel, modules, initrd.
+ *
+ * @param options `onProgress` is called with what takes time.
+ * @returns The paths, for the curious; {@link runInVm} calls this itself.
+ * @throws {@link VmError} ERR_VM_PLATFORM, ERR_VM_PACKAGES or ERR_VM_KERNEL, whose message says what to type.
+ */
+export async function prepareVm(
+  options: { onProgress?: (message: string) => void } = {},
+): Promise<{ kernel: Kernel; initrd: string }> {
+  await checkHost();
+  const kernel = await prepareKernel(options.onProgress ?? (() => {}));
+  return { kernel, initrd: await prepareInitrd(kernel) };
+}
+
+/**
+ * Runs a command in a VM whose kernel has Soft-RoCE: two RDMA devices, rxe0 (10.78.0.1 on v0) and rxe1 (10.78.0.2 on
+ * v1), joined by a veth pair. The guest is the host's file system, readable as it is and writable in memory.
+ *
+ * @returns How the command ended, whatever its exit code.
+ * @throws {@link VmError} when the VM failed, also when its kernel warned and the command was content.
+ * @example
+ * const { code } = await runInVm({ command: 'ibv_devinfo' });
+ */
+export async function runInVm(options: VmOptions): Promise<VmResult> {
+  options.signal?.throwIfAborted();
+  const { kernel, initrd } = await prepareVm(options);
+  const { memory = '2G', cpus = 2, cwd = process.cwd(), args = [], env = process.env } = options;
+  if (options.out !== undefined) await mkdir(options.out, { recursive: true });
+  const out = options.out === undefined ? undefined : await realpath(options.out);
+  const token = randomBytes(16).toString('hex');
+  const modules = join(kernel.root, 'lib', 'modules', kernel.release);
+  const tty = options.tty ? { rows: process.stdout.rows, columns: process.stdout.columns } : undefined;
+  const request = { command: options.command, args, cwd, env, hostname: hostname(), modules, token, out, tty };
+
+  const order = await accelerators(options.accel);
+  for (;;) {
+    const accel = order.shift()!;
+    const guest = new Guest({ accel, image: kernel.image, initrd, memory, cpus, out });
+    const abort = () => guest.stop(options.signal?.reason);
+    options.signal?.addEventListener('abort', abort, { once: true });
+    if (options.signal?.aborted) abort();
+    try {
+      return { accel, ...(await converse(guest, request, options, order.length > 0 ? trialMs : bootMs)) };
+    } catch (error) {
+      if (order.length === 0 || guest.progress !== '' || options.signal?.aborted) throw error;
+      await rememberKvmFailure();
+    } finally {
+      options.signal?.removeEventListener('abort', abort);
+      await guest.close();
+    }
+  }
+}
+
+/** The whole talk with a guest, from its first word to the end of its output. */
+async function converse(
+  guest: Guest,
+  request: Request,
+  options: VmOptions,
+  helloMs: number,
+): Promise<Omit<VmResult, 'accel'>> {
+  const limit = (ms: number, code: VmErrorCode, what: string) =>
+    setTimeout(() => guest.stop(new VmError(code, `${what} within ${ms / 1000} s`, guest)), ms);
+  const start = performance.now();
+  let timer = limit(helloMs, 'ERR_VM_BOOT', 'the guest did not start');
+  try {
+    await guest.word();
+    clearTimeout(timer);
+    timer = limit(bootMs, 'ERR_VM_BOOT', 'the guest did not come up');
+    guest.port('request').end(requestScript(request));
+    await guest.word();
+    clearTimeout(timer);
+    const ready = performance.now();
+    if (options.timeoutMs !== undefined) timer = limit(options.timeoutMs, 'ERR_VM_TIMEOUT', 'the command did not end');
+    const code = await runCommand(guest, request.token, options);
+    const { kernelLog } = guest;
+    const trouble = findKernelTrouble(kernelLog);
+    if (trouble === undefined) return { code, kernelLog, bootMs: Math.round(ready - start) };
+    throw new VmError(
+      'ERR_VM_KERNEL_OOPS',
+      `the command ended with ${code}, but the kernel complained:\n${trouble}`,
+      guest,
+    );
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+async function runCommand(guest: Guest, token: string, options: VmOptions): Promise<number> {
+  const { stdout, stderr, stdin } = process;
+  const mark = Buffer.from(`\x1e${token}`);
+  const streams: [keyof typeof portFds, Writable][] = options.tty
+    ? [['tty', stdout]]
+    : [
+        ['stdout', options.stdout ?? stdout],
+        ['stderr', options.stderr ?? stderr],
+      ];
+  const fail = (error: Error) => guest.stop(error);
+  for (const [, to] of streams) to.on('error', fail);
+  const input = options.tty ? stdin : options.stdin;
+  const inputPort = guest.port(options.tty ? 'tty' : 'stdin');
+  const resize = () => guest.port('control').write(`size ${stdout.rows} ${stdout.columns}\n`);
+  if (options.tty) {
+    stdin.setRawMode(true);
+    stdout.on('resize', resize);
+  }
+  if (input === undefined) inputPort.end();
+  else input.pipe(inputPort);
+
+  const output = Promise.all(streams.map(([name, to]) => pump(guest.port(name), mark, to)));
+  const end = async () => {
+    const code = Number((await guest.word()).slice('exit '.length));
+    // The console of a guest may lose output to a terminal that is slow, and so the mark.
+    await (options.tty ? Promise.race([output, sleep(1000)]) : output);
+    await guest.logged(token);
+    return code;
+  };
+  try {
+    return await Promise.race([end(), guest.failure()]);
+  } catch (error) {
+    // What the command said before a crash helps to find its cause.
+    await Promise.race([output.catch(() => {}), sleep(1000)]);
+    throw error;
+  } finally {
+    for (const [, to] of streams) to.off('error', fail);
+    input?.unpipe(inputPort);
+    input?.pause();
+    if (options.tty) {
+      stdin.setRawMode(false);
+      stdout.off('resize', resize);
+    }
+  }
+}
