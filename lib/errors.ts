@@ -1,0 +1,103 @@
+/**
+ * The errors of this package. A verb that failed is an {@link RdmaError}; a completion that failed is a
+ * {@link WorkCompletionError}, since its status is another number space than errno; a caller's mistake is a TypeError or
+ * RangeError with Node's codes.
+ */
+import { constants } from 'node:os';
+import { getSystemErrorMap } from 'node:util';
+
+// EOPNOTSUPP and EAGAIN share their number with ENOTSUP and EWOULDBLOCK; the man pages say the former.
+const codes = new Map<number, string>();
+for (const [code, errno] of Object.entries(constants.errno)) {
+  if (code !== 'ENOTSUP' && code !== 'EWOULDBLOCK') codes.set(errno, code);
+}
+
+// Where libuv's text misleads a reader of verbs.
+const texts: Record<string, string> = {
+  EOPNOTSUPP: 'not supported by this device, its provider or its kernel driver',
+  ENOSYS: 'the kernel has no RDMA support (modprobe ib_uverbs)',
+  EBUSY: 'still in use',
+};
+
+/** A verb of libibverbs or librdmacm failed. Shaped like Node's system errors. */
+export class RdmaError extends Error {
+  /** The errno name, such as `'ENOMEM'`. Stable; test for this one. */
+  readonly code: string;
+  /** The errno value, negative as in Node. */
+  readonly errno: number;
+  /** The C function that failed, such as `'ibv_reg_mr'`. */
+  readonly syscall: string;
+  /** What this package knows about the failure beyond the errno, or undefined. */
+  readonly detail: string | undefined;
+
+  /**
+   * @param syscall - the C function's name
+   * @param errno - the positive errno value
+   * @param detail - what else is known
+   */
+  constructor(syscall: string, errno: number, detail?: string) {
+    const code = codes.get(errno) ?? `E${errno}`;
+    const text = texts[code] ?? getSystemErrorMap().get(-errno)?.[1] ?? 'unknown error';
+    super(`${syscall} ${code}: ${text}${detail === undefined ? '' : `: ${detail}`}`);
+    this.name = 'RdmaError';
+    this.code = code;
+    this.errno = -errno;
+    this.syscall = syscall;
+    this.detail = detail;
+  }
+
+  /** The same failure with more said about it, and the stack of the caller. */
+  explained(detail: string): RdmaError {
+    return new RdmaError(this.syscall, -this.errno, this.detail === undefined ? detail : `${this.detail}; ${detail}`);
+  }
+}
+
+/** An object cannot be closed while others need it. */
+export class BusyError extends RdmaError {
+  /** The open objects that need it, as far as they are objects. */
+  readonly children: readonly object[];
+
+  /** @param syscall - the destroy verb that was not called */
+  constructor(syscall: string, detail: string, children: readonly object[] = []) {
+    super(syscall, constants.errno.EBUSY, detail);
+    this.name = 'BusyError';
+    this.children = children;
+  }
+}
+
+/** A list of work requests was taken only in part. The requests before `index` are posted, the others are not. */
+export class PostError extends RdmaError {
+  /** Position in the list of the first request that was refused. */
+  readonly index: number;
+
+  /** @param syscall - `'ibv_post_send'` or `'ibv_post_recv'` */
+  constructor(syscall: string, errno: number, index: number, detail?: string) {
+    super(syscall, errno, detail);
+    this.name = 'PostError';
+    this.index = index;
+  }
+}
+
+/** RDMA cannot be used here at all: `code` is `'ERR_RDMA_UNAVAILABLE'`. The message says what to install. */
+export class RdmaUnavailableError extends Error {
+  /** Always `'ERR_RDMA_UNAVAILABLE'`. */
+  readonly code = 'ERR_RDMA_UNAVAILABLE';
+
+  /** @param message - what is missing, and what to do about it */
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.name = 'RdmaUnavailableError';
+  }
+}
+
+/** An object was used after it was closed: `code` is `'ERR_RDMA_CLOSED'`. */
+export class RdmaClosedError extends Error {
+  /** Always `'ERR_RDMA_CLOSED'`. */
+  readonly code = 'ERR_RDMA_CLOSED';
+
+  /** @param what - the object, in words */
+  constructor(what: string) {
+    super(`${what} is closed`);
+    this.name = 'RdmaClosedError';
+  }
+}

@@ -1,0 +1,26 @@
+/**
+ * RDMA for Node.js: the verbs of libibverbs, over the real rdma-core.
+ *
+ * @packageDocumentation
+ */
+export { BusyError, PostError, RdmaClosedError, RdmaError, RdmaUnavailableError } from './errors.ts';
+export * from './native/constants.gen.ts';
+export type { QpCap } from './native/native.ts';
+export { CompletionChannel } from './verbs/completion-channel.ts';
+export { CompletionQueue, type WorkCompletion, wcStatusName, wcStatusStr } from './verbs/completion-queue.ts';
+export { Context, type Device, type DeviceAttr, getDeviceList, openDevice, type PortAttr } from './verbs/context.ts';
+export { chooseGid, formatGid, type GidEntry, parseGid } from './verbs/gid.ts';
+export { MemoryRegion, MemorySlice } from './verbs/memory-region.ts';
+export { type AllocOptions, ProtectionDomain, type RegMrOptions } from './verbs/protection-domain.ts';
+export {
+  type AhAttr,
+  type GlobalRoute,
+  type QpAttr,
+  type QpAttrs,
+  type QpInitAttr,
+  QueuePair,
+} from './verbs/queue-pair.ts';
+export { RecvList, type RecvWr } from './verbs/recv-list.ts';
+export { RemoteRegion, type RemoteRegionToken, RemoteSlice } from './verbs/remote-region.ts';
+export { Resource } from './verbs/resource.ts';
+export { SendList, type SendWr } from './verbs/send-list.ts';

@@ -1,0 +1,139 @@
+/** The addon as TypeScript sees it. Every function checks the types of its arguments; ranges are checked in lib/. */
+import type { RdmaError } from '../errors.ts';
+import type { Layout } from './layout.gen.ts';
+
+/** An opaque handle: a tagged object that the addon takes back as an argument. */
+export type Handle<T extends string> = { readonly handleOf: T };
+export type ContextHandle = Handle<'Context'>;
+export type PdHandle = Handle<'ProtectionDomain'>;
+export type MrHandle = Handle<'MemoryRegion'>;
+export type ChannelHandle = Handle<'CompletionChannel'>;
+export type ChannelEventsHandle = Handle<'ChannelEvents'>;
+export type CqHandle = Handle<'CompletionQueue'>;
+export type QpHandle = Handle<'QueuePair'>;
+
+export interface NativeDevice {
+  name: string;
+  guid: string;
+  index: number;
+  nodeType: number;
+  transportType: number;
+  devName: string;
+  ibdevPath: string;
+}
+
+export interface NativeMr {
+  handle: MrHandle;
+  addr: bigint;
+  lkey: number;
+  rkey: number;
+}
+
+export interface NativeGidEntry {
+  gid: Uint8Array;
+  gidIndex: number;
+  portNum: number;
+  gidType: number;
+  netdev: string | null;
+}
+
+/** Capacities of a queue pair: `struct ibv_qp_cap`. */
+export interface QpCap {
+  /** Send requests that may be outstanding. */
+  maxSendWr: number;
+  /** Receive requests that may be outstanding. */
+  maxRecvWr: number;
+  /** Scatter/gather elements of a send request. */
+  maxSendSge: number;
+  /** Scatter/gather elements of a receive request. */
+  maxRecvSge: number;
+  /** Bytes that a request may carry inline. */
+  maxInlineData: number;
+}
+
+/**
+ * Memory shared with the addon: a header of words, then C structs. `call` posts or polls; it takes its arguments from the
+ * header and leaves its results there.
+ */
+export interface SharedList {
+  memory: ArrayBuffer;
+  call: () => void;
+}
+
+/** Bytes in front of the structs, and the words in it (native/datapath/shared_list.h). */
+export const HEADER_BYTES = 64;
+export const HEADER_COUNT = 0;
+export const HEADER_RESULT = 1;
+export const HEADER_INDEX = 2;
+
+export interface Binding {
+  setErrorClass(type: typeof RdmaError): void;
+  census(): { open: number; leaked: number };
+  loadState(): { available: boolean; path: string; error: string };
+  constants: Record<string, number>;
+  layout: typeof Layout;
+
+  getDeviceList(): NativeDevice[];
+  openDevice(name: string): { handle: ContextHandle; numCompVectors: number };
+  closeDevice(context: ContextHandle): void;
+  wcStatusStr(status: number): string | null;
+  eventTypeStr(type: number): string | null;
+  nodeTypeStr(type: number): string | null;
+  portStateStr(state: number): string | null;
+
+  queryDevice(context: ContextHandle): Record<string, unknown>;
+  queryPort(context: ContextHandle, portNum: number): Record<string, number>;
+  queryGid(context: ContextHandle, portNum: number, gidIndex: number): Uint8Array;
+  queryGidEx(context: ContextHandle, portNum: number, gidIndex: number): NativeGidEntry;
+  queryGidTable(context: ContextHandle, maxEntries: number): NativeGidEntry[];
+  queryPkey(context: ContextHandle, portNum: number, index: number): number;
+
+  allocPd(context: ContextHandle): PdHandle;
+  deallocPd(pd: PdHandle): void;
+
+  regMr(pd: PdHandle, memory: ArrayBuffer, offset: number, length: number, access: number): Promise<NativeMr>;
+  regMrSync(pd: PdHandle, memory: ArrayBuffer, offset: number, length: number, access: number): NativeMr;
+  allocMr(
+    pd: PdHandle,
+    length: number,
+    access: number,
+    hugePages: boolean,
+  ): Promise<NativeMr & { buffer: ArrayBuffer }>;
+  allocMrSync(pd: PdHandle, length: number, access: number, hugePages: boolean): NativeMr & { buffer: ArrayBuffer };
+  deregMr(mr: MrHandle): void;
+  detach(buffer: ArrayBuffer): void;
+
+  createCompChannel(context: ContextHandle): ChannelHandle;
+  destroyCompChannel(channel: ChannelHandle): void;
+  createChannelEvents(channel: ChannelHandle, callback: (cqIds: number[]) => void): ChannelEventsHandle;
+  startChannelEvents(events: ChannelEventsHandle): void;
+  stopChannelEvents(events: ChannelEventsHandle): void;
+  destroyChannelEvents(events: ChannelEventsHandle): void;
+
+  createCq(
+    context: ContextHandle,
+    cqe: number,
+    channel: ChannelHandle | null,
+    compVector: number,
+    id: number,
+  ): { handle: CqHandle; cqe: number };
+  destroyCq(cq: CqHandle): void;
+  reqNotifyCq(cq: CqHandle, solicitedOnly: boolean): void;
+
+  createQp(
+    pd: PdHandle,
+    sendCq: CqHandle,
+    recvCq: CqHandle,
+    qpType: number,
+    sqSigAll: boolean,
+    cap: QpCap,
+  ): { handle: QpHandle; qpNum: number };
+  modifyQp(qp: QpHandle, attr: object, mask: number): Promise<void>;
+  modifyQpSync(qp: QpHandle, attr: object, mask: number): void;
+  queryQp(qp: QpHandle, mask: number): Record<string, unknown>;
+  destroyQp(qp: QpHandle): void;
+
+  createSendList(qp: QpHandle, capacity: number, maxSge: number): SharedList;
+  createRecvList(qp: QpHandle, capacity: number, maxSge: number): SharedList;
+  createWcRing(cq: CqHandle, capacity: number): SharedList;
+}

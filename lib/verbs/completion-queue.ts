@@ -1,0 +1,347 @@
+import { abortSignal, boolean, integer, options } from '../args.ts';
+import { RdmaClosedError, RdmaError } from '../errors.ts';
+import { binding } from '../native/binding.ts';
+import { WcStatus } from '../native/constants.gen.ts';
+import { Layout } from '../native/layout.gen.ts';
+import { type ContextHandle, type CqHandle, HEADER_BYTES, HEADER_COUNT, HEADER_RESULT } from '../native/native.ts';
+import type { CompletionChannel } from './completion-channel.ts';
+import { Resource } from './resource.ts';
+import { queueOf } from './work-queue.ts';
+
+/** A work completion: `struct ibv_wc`. When `status` is not SUCCESS only `wrId`, `status`, `qpNum`, `vendorErr` are valid. */
+export interface WorkCompletion {
+  /** The `wrId` of the request. */
+  readonly wrId: number;
+  /** How it ended: one of `WcStatus`. */
+  readonly status: number;
+  /** What it did: one of `WcOpcode`. */
+  readonly opcode: number;
+  /** The provider's own error code; 0 where it has none. */
+  readonly vendorErr: number;
+  /** Bytes received, or read; not set for a write. */
+  readonly byteLen: number;
+  /** Immediate data in host byte order, where `wcFlags` has `WITH_IMM`. */
+  readonly immData: number;
+  /** The key that the peer invalidated, where `wcFlags` has `WITH_INV`. */
+  readonly invalidatedRkey: number;
+  /** Number of the local queue pair. */
+  readonly qpNum: number;
+  /** Number of the sending queue pair (UD). */
+  readonly srcQp: number;
+  /** `WcFlags`, joined with `|`. */
+  readonly wcFlags: number;
+  /** Index of the partition key (UD, GSI). */
+  readonly pkeyIndex: number;
+  /** Local identifier of the sender (UD on InfiniBand). */
+  readonly slid: number;
+  /** Service level (UD). */
+  readonly sl: number;
+  /** Path bits of the destination (UD on InfiniBand). */
+  readonly dlidPathBits: number;
+}
+
+const WORDS = Layout.wc.size / 4;
+const HEADER_WORDS = HEADER_BYTES / 4;
+const WR_ID = Layout.wc.wrId / 4;
+const STATUS = Layout.wc.status / 4;
+const OPCODE = Layout.wc.opcode / 4;
+const VENDOR_ERR = Layout.wc.vendorErr / 4;
+const BYTE_LEN = Layout.wc.byteLen / 4;
+const IMM_DATA = Layout.wc.immData / 4;
+const QP_NUM = Layout.wc.qpNum / 4;
+const SRC_QP = Layout.wc.srcQp / 4;
+const WC_FLAGS = Layout.wc.wcFlags / 4;
+
+// More at once gains nothing, and the ring stays in the cache.
+const RING_CAPACITY = 256;
+
+/** Swaps the bytes of a 32-bit word: immediate data travels in network order. @internal */
+export function swap32(word: number): number {
+  return ((word << 24) | ((word & 0xff00) << 8) | ((word >>> 8) & 0xff00) | (word >>> 24)) >>> 0;
+}
+
+// Reads one entry of the ring. One object for all entries: at(i) moves it.
+class Cursor implements WorkCompletion {
+  readonly #words: Int32Array;
+  readonly #bytes: DataView;
+  readonly #wrIds: Float64Array;
+  #base = HEADER_WORDS;
+  #index = 0;
+
+  constructor(memory: ArrayBuffer, wrIds: Float64Array) {
+    this.#words = new Int32Array(memory);
+    this.#bytes = new DataView(memory);
+    this.#wrIds = wrIds;
+  }
+
+  at(index: number): this {
+    this.#index = index;
+    this.#base = HEADER_WORDS + index * WORDS;
+    return this;
+  }
+  get wrId(): number {
+    return this.#wrIds[this.#index] as number;
+  }
+  get status(): number {
+    return this.#words[this.#base + STATUS] as number;
+  }
+  get opcode(): number {
+    return this.#words[this.#base + OPCODE] as number;
+  }
+  get vendorErr(): number {
+    return (this.#words[this.#base + VENDOR_ERR] as number) >>> 0;
+  }
+  get byteLen(): number {
+    return (this.#words[this.#base + BYTE_LEN] as number) >>> 0;
+  }
+  get immData(): number {
+    return swap32(this.#words[this.#base + IMM_DATA] as number);
+  }
+  get invalidatedRkey(): number {
+    return (this.#words[this.#base + IMM_DATA] as number) >>> 0;
+  }
+  get qpNum(): number {
+    return (this.#words[this.#base + QP_NUM] as number) >>> 0;
+  }
+  get srcQp(): number {
+    return (this.#words[this.#base + SRC_QP] as number) >>> 0;
+  }
+  get wcFlags(): number {
+    return (this.#words[this.#base + WC_FLAGS] as number) >>> 0;
+  }
+  get pkeyIndex(): number {
+    return this.#bytes.getUint16(this.#base * 4 + Layout.wc.pkeyIndex, true);
+  }
+  get slid(): number {
+    return this.#bytes.getUint16(this.#base * 4 + Layout.wc.slid, true);
+  }
+  get sl(): number {
+    return this.#bytes.getUint8(this.#base * 4 + Layout.wc.sl);
+  }
+  get dlidPathBits(): number {
+    return this.#bytes.getUint8(this.#base * 4 + Layout.wc.dlidPathBits);
+  }
+  toJSON(): WorkCompletion {
+    const { wrId, status, opcode, vendorErr, byteLen, immData, invalidatedRkey, qpNum, srcQp, wcFlags } = this;
+    const { pkeyIndex, slid, sl, dlidPathBits } = this;
+    return {
+      wrId,
+      status,
+      opcode,
+      vendorErr,
+      byteLen,
+      immData,
+      invalidatedRkey,
+      qpNum,
+      srcQp,
+      wcFlags,
+      pkeyIndex,
+      slid,
+      sl,
+      dlidPathBits,
+    };
+  }
+}
+
+/**
+ * A completion queue: `struct ibv_cq`. Three ways to wait: spin on `poll()`, `await cq.wait()`, or
+ * `for await (const wc of cq)`. One consumer at a time: each completion is given out once.
+ *
+ * @see ibv_create_cq(3), ibv_poll_cq(3), ibv_req_notify_cq(3)
+ */
+export class CompletionQueue extends Resource {
+  /** Entries that the queue was granted: at least what was asked for. */
+  readonly cqe: number;
+  /** Where its events go, or null: then it can only be polled. */
+  readonly channel: CompletionChannel | null;
+  /** @internal */
+  readonly context: Resource;
+  /** @internal */
+  readonly handle: CqHandle;
+  // Keeps the queue pairs whose completions come here: one that is dropped in flight must not take them along.
+  readonly #attached = new Set<Resource>();
+  readonly #id: number;
+  readonly #words: Int32Array;
+  readonly #poll: () => void;
+  readonly #capacity: number;
+  readonly #wrIds: Float64Array;
+  readonly #cursor: Cursor;
+  readonly #waiters = new Set<{ resolve: () => void; reject: (error: Error) => void }>();
+
+  /** @internal */
+  constructor(
+    context: Resource,
+    contextHandle: ContextHandle,
+    cqe: number,
+    channel: CompletionChannel | null,
+    compVector: number,
+  ) {
+    const id = channel ? channel.nextId() : 0;
+    const native = binding().createCq(contextHandle, cqe, channel ? channel.handle : null, compVector, id);
+    super(channel ? [context, channel] : [context]);
+    this.context = context;
+    this.channel = channel;
+    this.#id = id;
+    this.handle = native.handle;
+    this.cqe = native.cqe;
+    this.#capacity = Math.min(native.cqe, RING_CAPACITY);
+    const ring = binding().createWcRing(this.handle, this.#capacity);
+    this.#words = new Int32Array(ring.memory);
+    this.#poll = ring.call;
+    this.#wrIds = new Float64Array(this.#capacity);
+    this.#cursor = new Cursor(ring.memory, this.#wrIds);
+    channel?.attach(this.#id, this);
+  }
+
+  /**
+   * Takes the completions that are there, without waiting. Read them with `at(i)` before the next poll.
+   *
+   * @param max - how many at the most; default as many as one call gives, which is up to 256
+   * @returns their number, 0 when there are none
+   * @throws RdmaError EIO when `ibv_poll_cq` fails
+   */
+  poll(max = this.#capacity): number {
+    if (this.closed) this.requireOpen();
+    const words = this.#words;
+    const limit = this.#capacity;
+    words[HEADER_COUNT] = max > 0 && max <= limit ? max : integer(max, 'max', 1, Number.MAX_SAFE_INTEGER) && limit;
+    this.#poll();
+    const count = words[HEADER_RESULT] as number;
+    if (count < 0) throw new RdmaError('ibv_poll_cq', 5, `it returned ${count}`);
+    let kept = 0;
+    for (let i = 0; i < count; i++) {
+      const at = HEADER_WORDS + i * WORDS + WR_ID;
+      const queue = queueOf(words[at + 1] as number);
+      const wrId = queue === undefined ? Number.NaN : queue.complete(words[at] as number);
+      // Some providers leave the completions of a destroyed queue pair in the queue; those are dropped on all.
+      if (wrId !== wrId) continue;
+      if (kept !== i) words.copyWithin(HEADER_WORDS + kept * WORDS, at, at + WORDS);
+      this.#wrIds[kept++] = wrId;
+    }
+    return kept;
+  }
+
+  /**
+   * The completion at that position of the last poll. The same object each time, moved: read it, do not keep it.
+   *
+   * @param index - from 0 to what `poll()` returned, less one
+   */
+  at(index: number): WorkCompletion {
+    return this.#cursor.at(index);
+  }
+
+  /** As `poll()`, but as objects of their own, for who keeps them. */
+  pollWc(max?: number): WorkCompletion[] {
+    const count = this.poll(max);
+    return Array.from({ length: count }, (_, i) => this.#cursor.at(i).toJSON());
+  }
+
+  /**
+   * Asks for an event when the next completion arrives: for who waits on the channel by other means. `wait()` does this
+   * itself.
+   *
+   * @param solicitedOnly - only for receives that the sender marked solicited, and for failures; default false
+   */
+  reqNotify(solicitedOnly = false): void {
+    this.requireOpen();
+    binding().reqNotifyCq(this.handle, boolean(solicitedOnly, 'solicitedOnly'));
+  }
+
+  /**
+   * Waits until there are completions and takes them, as `poll()` does. The event loop goes on meanwhile, and the wait
+   * keeps the process alive.
+   *
+   * @returns how many were taken: at least 1; read them with `at(i)`
+   * @throws RdmaClosedError when the queue is closed meanwhile; the signal's reason when it is aborted
+   */
+  async wait(options_: { signal?: AbortSignal } = {}): Promise<number> {
+    const signal = abortSignal(options(options_, 'options', ['signal']).signal, 'options.signal');
+    for (;;) {
+      signal?.throwIfAborted();
+      const found = this.poll() || (this.reqNotify(), this.poll());
+      if (found > 0) return found;
+      await this.#event(signal);
+    }
+  }
+
+  /**
+   * The completions one by one, waiting for each. Nothing is taken in advance, so leaving the loop loses nothing.
+   */
+  async *[Symbol.asyncIterator](): AsyncGenerator<WorkCompletion, void, void> {
+    for (;;) {
+      while (this.poll(1) === 0) {
+        this.reqNotify();
+        if (this.poll(1) > 0) break;
+        await this.#event(undefined);
+      }
+      yield this.#cursor.at(0).toJSON();
+    }
+  }
+
+  /** An event arrived for this queue. @internal */
+  onEvent(): void {
+    for (const waiter of this.#waiters) waiter.resolve();
+  }
+
+  async #event(signal: AbortSignal | undefined): Promise<void> {
+    const channel = this.channel;
+    if (channel === null) throw new TypeError('This completion queue has no channel: it can only be polled');
+    const { promise, resolve, reject } = withResolvers();
+    const waiter = { resolve, reject };
+    const abort = () => reject(signal?.reason as Error);
+    this.#waiters.add(waiter);
+    signal?.addEventListener('abort', abort, { once: true });
+    channel.wait(1);
+    try {
+      await promise;
+    } finally {
+      channel.wait(-1);
+      signal?.removeEventListener('abort', abort);
+      this.#waiters.delete(waiter);
+    }
+  }
+
+  /** @internal */
+  attach(queuePair: Resource): void {
+    this.#attached.add(queuePair);
+  }
+
+  /** @internal */
+  detach(queuePair: Resource): void {
+    this.#attached.delete(queuePair);
+  }
+
+  /** @internal */
+  describe(): string {
+    return `CompletionQueue (${this.cqe} entries)`;
+  }
+
+  protected readonly destroyVerb = 'ibv_destroy_cq';
+
+  protected destroy(): void {
+    binding().destroyCq(this.handle);
+    this.channel?.detach(this.#id);
+    for (const waiter of this.#waiters) waiter.reject(new RdmaClosedError(this.describe()));
+  }
+}
+
+// Promise.withResolvers, which Node 20 lacks.
+function withResolvers(): { promise: Promise<void>; resolve: () => void; reject: (error: Error) => void } {
+  let resolve: () => void = () => {};
+  let reject: (error: Error) => void = () => {};
+  const promise = new Promise<void>((yes, no) => {
+    resolve = yes;
+    reject = no;
+  });
+  return { promise, resolve, reject };
+}
+
+/** The text that libibverbs has for a status: `ibv_wc_status_str`. */
+export function wcStatusStr(status: number): string {
+  return binding().wcStatusStr(integer(status, 'status', 0, 0xffff_ffff)) ?? `status ${status}`;
+}
+
+/** The C name of a status without its prefix, such as `'RNR_RETRY_EXC_ERR'`, or its number. */
+export function wcStatusName(status: number): string {
+  return Object.entries(WcStatus).find(([, value]) => value === status)?.[0] ?? String(status);
+}

@@ -1,0 +1,428 @@
+import { readdirSync, readFileSync } from 'node:fs';
+import { instance, integer, options, string } from '../args.ts';
+import { RdmaError } from '../errors.ts';
+import { binding, verbs } from '../native/binding.ts';
+import { GidType, PortState } from '../native/constants.gen.ts';
+import type { ContextHandle, NativeGidEntry } from '../native/native.ts';
+import { CompletionChannel } from './completion-channel.ts';
+import { CompletionQueue } from './completion-queue.ts';
+import { chooseGid, formatGid, type GidEntry } from './gid.ts';
+import { ProtectionDomain } from './protection-domain.ts';
+import { Resource } from './resource.ts';
+
+/** An RDMA device of this machine, as `ibv_get_device_list` lists it. */
+export interface Device {
+  /** Kernel name, such as `'mlx5_0'` or `'rxe0'`. */
+  name: string;
+  /** Node GUID, as ibv_devinfo prints it. */
+  guid: string;
+  /** Kernel index, stable until reboot; -1 where it is not known. */
+  index: number;
+  /** One of `NodeType`. */
+  nodeType: number;
+  /** One of `TransportType`. */
+  transportType: number;
+  /** Name of its character device, such as `'uverbs0'`. */
+  devName: string;
+  /** Its directory in sysfs. */
+  ibdevPath: string;
+}
+
+/** Attributes of a device: `struct ibv_device_attr`. Numbers are limits unless they say otherwise. */
+export interface DeviceAttr {
+  /** Firmware version. */
+  fwVer: string;
+  /** Node GUID. */
+  nodeGuid: bigint;
+  /** System image GUID. */
+  sysImageGuid: bigint;
+  /** Longest memory region, in bytes. */
+  maxMrSize: bigint;
+  /** Page sizes, as a bit mask. */
+  pageSizeCap: bigint;
+  /** Vendor's number. */
+  vendorId: number;
+  /** Vendor's number of the part. */
+  vendorPartId: number;
+  /** Hardware version. */
+  hwVer: number;
+  /** Queue pairs. */
+  maxQp: number;
+  /** Requests of a work queue. */
+  maxQpWr: number;
+  /** `DeviceCapFlags` joined with `|`. */
+  deviceCapFlags: number;
+  /** Elements of a request. */
+  maxSge: number;
+  /** Elements of an RDMA read. */
+  maxSgeRd: number;
+  /** Completion queues. */
+  maxCq: number;
+  /** Entries of a completion queue. */
+  maxCqe: number;
+  /** Memory regions. */
+  maxMr: number;
+  /** Protection domains. */
+  maxPd: number;
+  /** Reads and atomics outstanding of a queue pair as the responder. */
+  maxQpRdAtom: number;
+  /** The same for an end-to-end context. */
+  maxEeRdAtom: number;
+  /** Resources for reads and atomics as the responder, in all. */
+  maxResRdAtom: number;
+  /** Reads and atomics outstanding of a queue pair as the initiator. */
+  maxQpInitRdAtom: number;
+  /** The same for an end-to-end context. */
+  maxEeInitRdAtom: number;
+  /** One of `AtomicCap`. */
+  atomicCap: number;
+  /** End-to-end contexts. */
+  maxEe: number;
+  /** Reliable datagram domains. */
+  maxRdd: number;
+  /** Memory windows. */
+  maxMw: number;
+  /** Raw IPv6 queue pairs. */
+  maxRawIpv6Qp: number;
+  /** Raw Ethernet queue pairs. */
+  maxRawEthyQp: number;
+  /** Multicast groups. */
+  maxMcastGrp: number;
+  /** Queue pairs of a multicast group. */
+  maxMcastQpAttach: number;
+  /** Queue pairs attached to multicast groups, in all. */
+  maxTotalMcastQpAttach: number;
+  /** Address handles. */
+  maxAh: number;
+  /** Fast memory regions. */
+  maxFmr: number;
+  /** Mappings of a fast memory region before it must be unmapped. */
+  maxMapPerFmr: number;
+  /** Shared receive queues. */
+  maxSrq: number;
+  /** Requests of a shared receive queue. */
+  maxSrqWr: number;
+  /** Elements of a request there. */
+  maxSrqSge: number;
+  /** Partitions. */
+  maxPkeys: number;
+  /** Delay of the device's acknowledgements, as 4.096 us * 2^n. */
+  localCaAckDelay: number;
+  /** Ports. */
+  physPortCnt: number;
+}
+
+/** Attributes of a port: `struct ibv_port_attr`. */
+export interface PortAttr {
+  /** One of `PortState`. */
+  state: number;
+  /** Largest MTU of the port, encoded: `Mtu`. */
+  maxMtu: number;
+  /** MTU in use, encoded: `Mtu`. */
+  activeMtu: number;
+  /** Places of the GID table. */
+  gidTblLen: number;
+  /** `PortCapFlags` joined with `|`. */
+  portCapFlags: number;
+  /** Longest message, in bytes. */
+  maxMsgSz: number;
+  /** Packets with a bad partition key. */
+  badPkeyCntr: number;
+  /** Packets with a bad Q_Key. */
+  qkeyViolCntr: number;
+  /** Places of the partition key table. */
+  pkeyTblLen: number;
+  /** Base local identifier (InfiniBand). */
+  lid: number;
+  /** Local identifier of the subnet manager. */
+  smLid: number;
+  /** Local identifier mask control. */
+  lmc: number;
+  /** Virtual lanes, encoded. */
+  maxVlNum: number;
+  /** Service level of the subnet manager. */
+  smSl: number;
+  /** Propagation delay of the subnet, as 4.096 us * 2^n. */
+  subnetTimeout: number;
+  /** Type of initialisation done by the subnet manager. */
+  initTypeReply: number;
+  /** Link width, encoded: 1, 2, 4, 8, 16 for 1X, 4X, 8X, 12X, 2X. */
+  activeWidth: number;
+  /** Link speed of a lane, encoded. */
+  activeSpeed: number;
+  /** Physical state, encoded: 5 is link up. */
+  physState: number;
+  /** One of `LinkLayer`. */
+  linkLayer: number;
+  /** `enum ibv_port_flags`: 1 says that a GRH is required. */
+  flags: number;
+  /** Further capabilities. */
+  portCapFlags2: number;
+}
+
+/**
+ * The RDMA devices of this machine.
+ *
+ * @returns an empty list when there are none
+ * @throws RdmaUnavailableError when libibverbs is missing, or this is not Linux
+ * @throws RdmaError ENOSYS when the kernel has no RDMA support
+ * @see ibv_get_device_list(3)
+ */
+export function getDeviceList(): Device[] {
+  return verbs().getDeviceList();
+}
+
+/**
+ * Opens a device.
+ *
+ * @param name - its name. Default: the one that the environment variable NODE_RDMA_DEVICE names, else the first whose
+ *   port 1 is active, else the first
+ * @throws RdmaUnavailableError as `getDeviceList()`
+ * @throws RdmaError ENODEV when there is no such device, with those that there are; EACCES or ENOENT for its device node
+ * @see ibv_open_device(3)
+ */
+export function openDevice(name: string | undefined = process.env.NODE_RDMA_DEVICE): Context {
+  if (name !== undefined) return open(string(name, 'name'));
+  const devices = getDeviceList();
+  let first: Context | undefined;
+  let failure: unknown;
+  for (const device of devices) {
+    try {
+      const context = open(device.name);
+      if (context.queryPort(1).state === PortState.ACTIVE) {
+        first?.close();
+        return context;
+      }
+      if (first) context.close();
+      else first = context;
+    } catch (error) {
+      failure ??= error;
+    }
+  }
+  if (first) return first;
+  throw failure ?? new RdmaError('ibv_open_device', 19, 'there is no RDMA device (see diagnose())');
+}
+
+function open(name: string): Context {
+  try {
+    return new Context(name);
+  } catch (error) {
+    if (!(error instanceof RdmaError)) throw error;
+    if (error.code === 'ENODEV') {
+      const names = getDeviceList().map((device) => device.name);
+      throw error.explained(`no device '${name}'; there ${names.length === 0 ? 'are none' : `is ${names.join(', ')}`}`);
+    }
+    throw error.explained(`device '${name}'; see diagnose()`);
+  }
+}
+
+/**
+ * An open device: `struct ibv_context`. Made by `openDevice()`. Belongs to the thread that opened it; a worker opens its
+ * own.
+ */
+export class Context extends Resource {
+  /** The device's name. */
+  readonly name: string;
+  /** Completion vectors that events can be spread over. */
+  readonly numCompVectors: number;
+  /** @internal */
+  readonly handle: ContextHandle;
+  #channel: CompletionChannel | undefined;
+
+  /** @internal */
+  constructor(name: string) {
+    const native = verbs().openDevice(name);
+    super([]);
+    this.name = name;
+    this.handle = native.handle;
+    this.numCompVectors = native.numCompVectors;
+  }
+
+  /** Attributes and limits of the device. @see ibv_query_device(3) */
+  queryDevice(): DeviceAttr {
+    this.requireOpen();
+    return binding().queryDevice(this.handle) as unknown as DeviceAttr;
+  }
+
+  /**
+   * Attributes of a port.
+   *
+   * @param portNum - from 1
+   * @throws RdmaError EINVAL when there is no such port
+   * @see ibv_query_port(3)
+   */
+  queryPort(portNum: number): PortAttr {
+    this.requireOpen();
+    return binding().queryPort(this.handle, checkPort(portNum)) as unknown as PortAttr;
+  }
+
+  /**
+   * A GID by its index.
+   *
+   * @param portNum - from 1
+   * @param gidIndex - from 0
+   * @returns in the notation of IPv6; `'::'` for an empty place
+   * @see ibv_query_gid(3)
+   */
+  queryGid(portNum: number, gidIndex: number): string {
+    this.requireOpen();
+    return formatGid(
+      binding().queryGid(this.handle, checkPort(portNum), integer(gidIndex, 'gidIndex', 0, 0x7fff_ffff)),
+    );
+  }
+
+  /**
+   * The GID tables of all ports, without their empty places.
+   *
+   * @see ibv_query_gid_table(3)
+   */
+  queryGidTable(): GidEntry[] {
+    this.requireOpen();
+    const ports = Array.from({ length: this.queryDevice().physPortCnt }, (_, i) => i + 1);
+    const places = ports.reduce((sum, port) => sum + this.queryPort(port).gidTblLen, 0);
+    let entries: NativeGidEntry[];
+    try {
+      entries = binding().queryGidTable(this.handle, places);
+    } catch (error) {
+      if (!(error instanceof RdmaError && error.code === 'EOPNOTSUPP')) throw error;
+      entries = ports.flatMap((port) => this.#sysfsGidTable(port));
+    }
+    return entries.map((entry) => ({ ...entry, gid: formatGid(entry.gid) }));
+  }
+
+  /**
+   * The GID that this package uses when none is named: see `chooseGid()` for the order.
+   *
+   * @param portNum - from 1
+   * @param options - `gidIndex`: this one; default the environment variable NODE_RDMA_GID_INDEX, else by the order.
+   *   `netdev`: only those of this network interface
+   * @throws RdmaError ENOENT when there is none, saying what to check
+   */
+  selectGid(portNum = 1, options_: { gidIndex?: number; netdev?: string } = {}): GidEntry {
+    const { gidIndex = environmentNumber('NODE_RDMA_GID_INDEX', 255), netdev } = options(options_, 'options', [
+      'gidIndex',
+      'netdev',
+    ]);
+    if (gidIndex !== undefined) integer(gidIndex, 'options.gidIndex', 0, 255);
+    if (netdev !== undefined) string(netdev, 'options.netdev');
+    checkPort(portNum);
+    const table = this.queryGidTable().filter(
+      (entry) =>
+        entry.portNum === portNum &&
+        (gidIndex === undefined || entry.gidIndex === gidIndex) &&
+        (netdev === undefined || entry.netdev === netdev),
+    );
+    const chosen = chooseGid(table);
+    if (chosen) return chosen;
+    const which = [gidIndex === undefined ? '' : ` at index ${gidIndex}`, netdev === undefined ? '' : ` of ${netdev}`];
+    throw new RdmaError(
+      'ibv_query_gid_table',
+      2,
+      `port ${portNum} of ${this.name} has no usable GID${which.join('')}; its network interface needs an address ` +
+        '("ip address show"), and must be up',
+    );
+  }
+
+  /**
+   * A partition key by its index.
+   *
+   * @param portNum - from 1
+   * @param index - from 0
+   * @see ibv_query_pkey(3)
+   */
+  queryPkey(portNum: number, index: number): number {
+    this.requireOpen();
+    return binding().queryPkey(this.handle, checkPort(portNum), integer(index, 'index', 0, 0xffff));
+  }
+
+  /** Allocates a protection domain. @see ibv_alloc_pd(3) */
+  allocPd(): ProtectionDomain {
+    this.requireOpen();
+    return new ProtectionDomain(this);
+  }
+
+  /** Creates a completion channel. Needed only to keep the events of some queues apart. */
+  createCompChannel(): CompletionChannel {
+    this.requireOpen();
+    return new CompletionChannel(this, this.handle);
+  }
+
+  /**
+   * Creates a completion queue.
+   *
+   * @param cqe - entries wanted, at least 1; `cq.cqe` says what was granted. It must have room for all completions that
+   *   can be outstanding: one that overflows is lost for good
+   * @param options - `channel`: where its events go; default one that all queues of this context share; null for none,
+   *   for a queue that is only polled. `compVector`: the completion vector, default 0
+   * @throws RdmaError EINVAL when the device has no queues that long
+   */
+  createCq(cqe: number, options_: { channel?: CompletionChannel | null; compVector?: number } = {}): CompletionQueue {
+    this.requireOpen();
+    const { channel, compVector = 0 } = options(options_, 'options', ['channel', 'compVector']);
+    integer(cqe, 'cqe', 1, 0x7fff_ffff);
+    integer(compVector, 'options.compVector', 0, Math.max(this.numCompVectors - 1, 0));
+    if (channel !== undefined && channel !== null) {
+      instance(channel, 'options.channel', CompletionChannel).requireOpen();
+    }
+    const events = channel === undefined ? this.#sharedChannel() : channel;
+    return new CompletionQueue(this, this.handle, cqe, events, compVector);
+  }
+
+  #sharedChannel(): CompletionChannel {
+    if (this.#channel === undefined || this.#channel.closed) this.#channel = this.createCompChannel();
+    return this.#channel;
+  }
+
+  // rdma-core before 32 has no ibv_query_gid_table(); the kernel tells the same in sysfs.
+  #sysfsGidTable(portNum: number): NativeGidEntry[] {
+    const device = getDeviceList().find(({ name }) => name === this.name);
+    const port = `${device?.ibdevPath}/ports/${portNum}`;
+    const read = (path: string) => readFileSync(`${port}/${path}`, 'utf8').trim();
+    const entries: NativeGidEntry[] = [];
+    for (const place of readdirSync(`${port}/gids`)) {
+      const gidIndex = Number(place);
+      const gid = binding().queryGid(this.handle, portNum, gidIndex);
+      if (gid.every((byte) => byte === 0)) continue;
+      const ethernet = { 'IB/RoCE v1': GidType.ROCE_V1, 'RoCE v2': GidType.ROCE_V2 } as Record<string, number>;
+      let netdev: string | null = null;
+      let gidType: number = GidType.IB;
+      try {
+        netdev = read(`gid_attrs/ndevs/${place}`);
+        gidType = ethernet[read(`gid_attrs/types/${place}`)] ?? GidType.IB;
+      } catch {
+        // InfiniBand: there is no network interface to name.
+      }
+      entries.push({ gid, gidIndex, portNum, gidType, netdev });
+    }
+    return entries.sort((a, b) => a.gidIndex - b.gidIndex);
+  }
+
+  /** @internal */
+  describe(): string {
+    return `Context of ${this.name}`;
+  }
+
+  protected readonly destroyVerb = 'ibv_close_device';
+
+  protected destroy(): void {
+    binding().closeDevice(this.handle);
+  }
+
+  // The shared channel was made here, so it goes from here, once no queue needs it.
+  override close(options_: { cascade?: boolean } = {}): void {
+    const channel = this.#channel;
+    if (channel && !channel.closed && channel.idle) channel.close();
+    super.close(options_);
+  }
+}
+
+function checkPort(portNum: number): number {
+  return integer(portNum, 'portNum', 1, 255);
+}
+
+/** A number from an environment variable that operators set; undefined when it is not set. @internal */
+export function environmentNumber(name: string, max: number): number | undefined {
+  const value = process.env[name];
+  if (value === undefined || value === '') return undefined;
+  return integer(Number(value), name, 0, max);
+}

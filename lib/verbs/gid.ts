@@ -1,0 +1,69 @@
+import { isIPv4, isIPv6, SocketAddress } from 'node:net';
+import { typeError, valueError } from '../args.ts';
+import { GidType } from '../native/constants.gen.ts';
+
+/** An entry of a port's GID table: `struct ibv_gid_entry`. */
+export interface GidEntry {
+  /** The GID in the notation of IPv6, such as `'::ffff:10.0.0.1'` or `'fe80::1'`. */
+  gid: string;
+  /** Its index in the table: a property of this side, never sent to a peer. */
+  gidIndex: number;
+  /** The port, from 1. */
+  portNum: number;
+  /** What it stands for: `GidType.IB`, `ROCE_V1` or `ROCE_V2`. */
+  gidType: number;
+  /** The network interface it belongs to, or null (InfiniBand, or one in another network namespace). */
+  netdev: string | null;
+}
+
+/** Formats the 16 bytes of a GID as an IPv6 address. */
+export function formatGid(bytes: Uint8Array): string {
+  if (!(bytes instanceof Uint8Array) || bytes.length !== 16)
+    throw typeError('bytes', 'a Uint8Array of 16 bytes', bytes);
+  const hex = Buffer.from(bytes).toString('hex');
+  const address = hex.replace(/....(?!$)/g, '$&:');
+  return new SocketAddress({ family: 'ipv6', address }).address;
+}
+
+/** Parses a GID in the notation of IPv6 into its 16 bytes. */
+export function parseGid(gid: string): Buffer {
+  if (typeof gid !== 'string') throw typeError('gid', 'a string', gid);
+  if (!isIPv6(gid) || gid.includes('%')) throw valueError(`gid must be written as an IPv6 address, not '${gid}'`);
+  // An IPv4 tail is two groups.
+  const tail = gid.slice(gid.lastIndexOf(':') + 1);
+  let text = gid;
+  if (isIPv4(tail)) {
+    const [a = 0, b = 0, c = 0, d = 0] = tail.split('.').map(Number);
+    text = `${gid.slice(0, -tail.length)}${((a << 8) | b).toString(16)}:${((c << 8) | d).toString(16)}`;
+  }
+  const [front = '', back] = text.split('::');
+  const groups = (part: string) => (part === '' ? [] : part.split(':'));
+  const before = groups(front);
+  const after = back === undefined ? [] : groups(back);
+  const zeros = back === undefined ? [] : new Array<string>(8 - before.length - after.length).fill('0');
+  const bytes = Buffer.alloc(16);
+  [...before, ...zeros, ...after].forEach((group, i) => bytes.writeUInt16BE(Number.parseInt(group, 16), 2 * i));
+  return bytes;
+}
+
+/**
+ * Chooses a GID: the first of the lowest class that is there, in the order
+ *
+ * 1. RoCE v2 of an IPv4 address,
+ * 2. RoCE v2 of a global IPv6 address,
+ * 3. RoCE v2 of a link-local IPv6 address,
+ * 4. RoCE v1,
+ * 5. InfiniBand.
+ *
+ * Index 0 is not special. Empty entries are not in the table.
+ */
+export function chooseGid(table: readonly GidEntry[]): GidEntry | undefined {
+  const rank = (entry: GidEntry): number => {
+    if (entry.gidType === GidType.ROCE_V2) {
+      if (entry.gid.startsWith('::ffff:')) return 1;
+      return /^fe[89ab]/.test(entry.gid) ? 3 : 2;
+    }
+    return entry.gidType === GidType.ROCE_V1 ? 4 : 5;
+  };
+  return [...table].sort((a, b) => rank(a) - rank(b) || a.gidIndex - b.gidIndex)[0];
+}

@@ -1,0 +1,172 @@
+import { readFileSync } from 'node:fs';
+import { integer, rangeError, typeError } from '../args.ts';
+import type { RdmaError } from '../errors.ts';
+import { binding } from '../native/binding.ts';
+import type { MrHandle, NativeMr } from '../native/native.ts';
+import type { RemoteRegionToken } from './remote-region.ts';
+import { Resource } from './resource.ts';
+
+/**
+ * Registered memory: `struct ibv_mr`. Made by `pd.alloc()` or `pd.regMr()`. The memory is kept alive until the region is
+ * closed, and longer where the device still uses it.
+ *
+ * @see ibv_reg_mr(3)
+ */
+export class MemoryRegion extends Resource {
+  /** The registered bytes, in place: what the NIC writes is here, with no copy. Empty once the region is closed. */
+  readonly buffer: Buffer;
+  /** Virtual address of the first byte. */
+  readonly addr: bigint;
+  /** Length in bytes. */
+  readonly length: number;
+  /** The key that requests of this process name the region by. */
+  readonly lkey: number;
+  /** The key that a peer names it by. It is a capability: who has it may use the region as `access` says. */
+  readonly rkey: number;
+  /** The access flags it was registered with. */
+  readonly access: number;
+  /** Work requests in flight that use this region. @internal */
+  inFlight = 0;
+  /** @internal */
+  readonly pd: Resource;
+
+  readonly #handle: MrHandle;
+  // Ours to take away at close; the caller's memory is left alone.
+  readonly #owned: ArrayBuffer | undefined;
+
+  /** @internal */
+  constructor(pd: Resource, native: NativeMr, buffer: Buffer, access: number, owned?: ArrayBuffer) {
+    super([pd]);
+    this.pd = pd;
+    this.buffer = buffer;
+    this.addr = native.addr;
+    this.length = buffer.length;
+    this.lkey = native.lkey;
+    this.rkey = native.rkey;
+    this.access = access;
+    this.#handle = native.handle;
+    this.#owned = owned;
+  }
+
+  /**
+   * A part of the region, as work requests take it. Bounds are checked here, once.
+   *
+   * @param offset - first byte, default 0
+   * @param length - bytes, default all up to the end; at most 2^32 - 1 (`ibv_sge.length`)
+   * @throws RangeError `ERR_OUT_OF_RANGE` when it does not lie inside the region
+   */
+  slice(offset = 0, length = this.length - offset): MemorySlice {
+    this.requireOpen();
+    checkRange(offset, length, this.length, 'region');
+    return new MemorySlice(this, offset, length);
+  }
+
+  /**
+   * What a peer needs to reach this region: plain data, to be sent to it over any channel (JSON will do). Whoever has it
+   * can use the region as its access flags say, until it is closed.
+   */
+  remote(): RemoteRegionToken {
+    this.requireOpen();
+    return { addr: `0x${this.addr.toString(16)}`, rkey: this.rkey, length: this.length };
+  }
+
+  /** @internal */
+  describe(): string {
+    return `MemoryRegion (lkey 0x${this.lkey.toString(16)}, ${this.length} bytes)`;
+  }
+
+  protected readonly destroyVerb = 'ibv_dereg_mr';
+
+  protected override busyReasons(): string[] {
+    return this.inFlight === 0 ? [] : [`${this.inFlight} work request(s) in flight`];
+  }
+
+  protected destroy(): void {
+    binding().deregMr(this.#handle);
+    if (this.#owned) binding().detach(this.#owned);
+  }
+}
+
+/** A checked part of a {@link MemoryRegion}: what a scatter/gather element is made of. */
+export class MemorySlice {
+  /** The region it lies in. */
+  readonly region: MemoryRegion;
+  /** First byte, counted from the region's start. */
+  readonly offset: number;
+  /** Length in bytes. */
+  readonly length: number;
+  readonly #addrLow: number;
+  readonly #addrHigh: number;
+  readonly #lkey: number;
+
+  /** @internal */
+  constructor(region: MemoryRegion, offset: number, length: number) {
+    const addr = region.addr + BigInt(offset);
+    this.region = region;
+    this.offset = offset;
+    this.length = length;
+    this.#addrLow = Number(addr & 0xffff_ffffn) | 0;
+    this.#addrHigh = Number(addr >> 32n) | 0;
+    this.#lkey = region.lkey | 0;
+  }
+
+  /** The bytes of the slice, in place. */
+  get buffer(): Buffer {
+    return this.region.buffer.subarray(this.offset, this.offset + this.length);
+  }
+
+  /** Writes a `struct ibv_sge` at a word index. @internal */
+  encode(words: Int32Array, at: number): void {
+    words[at] = this.#addrLow;
+    words[at + 1] = this.#addrHigh;
+    words[at + 2] = this.length | 0;
+    words[at + 3] = this.#lkey;
+  }
+}
+
+/** @internal */
+export function checkRange(offset: number, length: number, available: number, what: string): void {
+  integer(offset, 'offset', 0, Number.MAX_SAFE_INTEGER);
+  integer(length, 'length', 0, 0xffff_ffff);
+  if (offset + length > available) {
+    throw rangeError(`offset ${offset} + length ${length} is past the end of the ${what} of ${available} bytes`);
+  }
+}
+
+/** The memory behind a view: what `ibv_reg_mr` is told. @internal */
+export function memoryOf(memory: unknown): { buffer: ArrayBuffer; view: Buffer } {
+  let backing: ArrayBufferLike;
+  let offset = 0;
+  let length: number;
+  if (ArrayBuffer.isView(memory)) {
+    backing = memory.buffer;
+    offset = memory.byteOffset;
+    length = memory.byteLength;
+  } else if (memory instanceof ArrayBuffer) {
+    backing = memory;
+    length = memory.byteLength;
+  } else {
+    throw typeError('memory', 'a Buffer, TypedArray, DataView or ArrayBuffer', memory);
+  }
+  if (!(backing instanceof ArrayBuffer)) {
+    throw typeError('memory', 'backed by an ArrayBuffer of its own (a SharedArrayBuffer is not supported)', memory);
+  }
+  // `resizable` and `detached` are younger than the library definitions that we compile with.
+  const flags = backing as ArrayBuffer & { resizable?: boolean; detached?: boolean };
+  if (flags.resizable) throw typeError('memory', 'of a fixed size, since a resizable one may move', memory);
+  if (flags.detached || length === 0) throw rangeError('memory must have at least one byte (is it detached?)');
+  return { buffer: backing, view: Buffer.from(backing, offset, length) };
+}
+
+/** ENOMEM from a registration is nearly always the limit on locked memory, and never says so. @internal */
+export function explainRegistration(error: RdmaError, length: number): RdmaError {
+  if (error.syscall === 'mmap' && error.code === 'ENOMEM') {
+    return error.explained(`no memory for ${length} bytes; with hugePages, see /proc/sys/vm/nr_hugepages`);
+  }
+  if (error.code !== 'ENOMEM') return error;
+  const limit = /^Max locked memory +(\S+) +(\S+)/m.exec(readFileSync('/proc/self/limits', 'utf8'));
+  return error.explained(
+    `registering ${length} bytes; RLIMIT_MEMLOCK is ${limit?.[1] ?? 'unknown'} bytes (hard limit ${limit?.[2] ?? 'unknown'}). ` +
+      'Raise it with "ulimit -l unlimited", LimitMEMLOCK=infinity in the systemd unit, or "--ulimit memlock=-1" for a container',
+  );
+}

@@ -1,0 +1,155 @@
+import { markAsUntransferable } from 'node:worker_threads';
+import { boolean, integer, options, uint32 } from '../args.ts';
+import { RdmaError } from '../errors.ts';
+import { binding } from '../native/binding.ts';
+import { AccessFlags } from '../native/constants.gen.ts';
+import type { NativeMr, PdHandle } from '../native/native.ts';
+import type { Context } from './context.ts';
+import { explainRegistration, MemoryRegion, memoryOf } from './memory-region.ts';
+import { type QpInitAttr, QueuePair } from './queue-pair.ts';
+import { Resource } from './resource.ts';
+
+/** How memory is registered. */
+export interface RegMrOptions {
+  /**
+   * `AccessFlags` joined with `|`: what may be done with the region. Default `LOCAL_WRITE`. Remote write and atomic need
+   * LOCAL_WRITE too.
+   */
+  access?: number;
+}
+
+/** How memory is allocated. */
+export interface AllocOptions extends RegMrOptions {
+  /** Use huge pages of the system's default size (see /proc/sys/vm/nr_hugepages). Default false. */
+  hugePages?: boolean;
+}
+
+/**
+ * A protection domain: `struct ibv_pd`. Memory regions and queue pairs work together only within one.
+ *
+ * @see ibv_alloc_pd(3)
+ */
+export class ProtectionDomain extends Resource {
+  /** The device it belongs to. */
+  readonly context: Context;
+  /** @internal */
+  readonly handle: PdHandle;
+
+  /** @internal */
+  constructor(context: Context) {
+    const handle = binding().allocPd(context.handle);
+    super([context]);
+    this.context = context;
+    this.handle = handle;
+  }
+
+  /**
+   * Allocates page-aligned, zeroed memory and registers it: the usual way to get a region. The memory is in `mr.buffer`;
+   * it cannot be transferred to another thread, and goes when the region is closed. Pins the pages on a thread of the
+   * pool.
+   *
+   * @param length - bytes
+   * @throws RdmaError ENOMEM, with what the limit on locked memory is and how to raise it
+   */
+  async alloc(length: number, options_: AllocOptions = {}): Promise<MemoryRegion> {
+    const { access, hugePages } = this.#allocArgs(length, options_);
+    try {
+      return this.#allocated(await this.track(binding().allocMr(this.handle, length, access, hugePages)), access);
+    } catch (error) {
+      throw explained(error, length);
+    }
+  }
+
+  /** As `alloc()`, but on this thread: it blocks for as long as the pages take to be pinned. */
+  allocSync(length: number, options_: AllocOptions = {}): MemoryRegion {
+    const { access, hugePages } = this.#allocArgs(length, options_);
+    try {
+      return this.#allocated(binding().allocMrSync(this.handle, length, access, hugePages), access);
+    } catch (error) {
+      throw explained(error, length);
+    }
+  }
+
+  /**
+   * Registers memory of the caller's, in place. It is kept from being collected until the region is closed, and marked
+   * as not transferable. Pins the pages on a thread of the pool.
+   *
+   * @param memory - a Buffer, TypedArray, DataView or ArrayBuffer of a fixed size. A small Buffer shares its
+   *   ArrayBuffer with others; only its own bytes are registered
+   * @throws TypeError or RangeError for resizable, detached, shared or empty memory
+   * @throws RdmaError EINVAL for remote write or atomic access without LOCAL_WRITE; ENOMEM as `alloc()`
+   */
+  async regMr(memory: ArrayBufferView | ArrayBuffer, options_: RegMrOptions = {}): Promise<MemoryRegion> {
+    const { buffer, view, access } = this.#regArgs(memory, options_);
+    try {
+      const native = await this.track(binding().regMr(this.handle, buffer, view.byteOffset, view.byteLength, access));
+      return new MemoryRegion(this, native, view, access);
+    } catch (error) {
+      throw explained(error, view.byteLength);
+    }
+  }
+
+  /** As `regMr()`, but on this thread: it blocks for as long as the pages take to be pinned. */
+  regMrSync(memory: ArrayBufferView | ArrayBuffer, options_: RegMrOptions = {}): MemoryRegion {
+    const { buffer, view, access } = this.#regArgs(memory, options_);
+    try {
+      const native = binding().regMrSync(this.handle, buffer, view.byteOffset, view.byteLength, access);
+      return new MemoryRegion(this, native, view, access);
+    } catch (error) {
+      throw explained(error, view.byteLength);
+    }
+  }
+
+  /**
+   * Creates a queue pair, in the state RESET.
+   *
+   * @throws RdmaError EINVAL when the device cannot grant the capacities (see `context.queryDevice()`)
+   */
+  createQp(attr: QpInitAttr): QueuePair {
+    this.requireOpen();
+    return new QueuePair(this, attr);
+  }
+
+  #allocArgs(length: number, options_: AllocOptions): { access: number; hugePages: boolean } {
+    this.requireOpen();
+    const { access = AccessFlags.LOCAL_WRITE, hugePages = false } = options(options_, 'options', [
+      'access',
+      'hugePages',
+    ]);
+    // The longest Buffer that Node has is 4 GiB or more.
+    integer(length, 'length', 1, Number.MAX_SAFE_INTEGER);
+    return { access: uint32(access, 'options.access'), hugePages: boolean(hugePages, 'options.hugePages') };
+  }
+
+  #allocated(native: NativeMr & { buffer: ArrayBuffer }, access: number): MemoryRegion {
+    markAsUntransferable(native.buffer);
+    return new MemoryRegion(this, native, Buffer.from(native.buffer), access, native.buffer);
+  }
+
+  #regArgs(
+    memory: ArrayBufferView | ArrayBuffer,
+    options_: RegMrOptions,
+  ): { buffer: ArrayBuffer; view: Buffer; access: number } {
+    this.requireOpen();
+    const { access = AccessFlags.LOCAL_WRITE } = options(options_, 'options', ['access']);
+    uint32(access, 'options.access');
+    const { buffer, view } = memoryOf(memory);
+    markAsUntransferable(buffer);
+    return { buffer, view, access };
+  }
+
+  /** @internal */
+  describe(): string {
+    return 'ProtectionDomain';
+  }
+
+  protected readonly destroyVerb = 'ibv_dealloc_pd';
+
+  protected destroy(): void {
+    binding().deallocPd(this.handle);
+  }
+}
+
+function explained(error: unknown, length: number): unknown {
+  return error instanceof RdmaError ? explainRegistration(error, length) : error;
+}

@@ -1,0 +1,129 @@
+/**
+ * Which attributes each transition of a queue pair needs and takes: the tables of ibv_modify_qp(3) and the InfiniBand
+ * specification, volume 1, section 11.2.5.2. Used to explain EINVAL after the kernel has said it, never to forbid.
+ */
+import { QpAttrMask, QpState, QpType } from '../native/constants.gen.ts';
+
+const M = QpAttrMask;
+const S = QpState;
+
+interface Transition {
+  needs: Partial<Record<number, number>>;
+  takes: Partial<Record<number, number>>;
+}
+
+const { RC, UC, UD } = QpType;
+const all = (mask: number) => ({ [RC]: mask, [UC]: mask, [UD]: mask });
+
+const PATH = M.AV | M.PATH_MTU | M.DEST_QPN | M.RQ_PSN;
+const LIVE = M.CUR_STATE | M.ACCESS_FLAGS | M.ALT_PATH | M.PATH_MIG_STATE;
+const SQD =
+  M.PORT |
+  M.AV |
+  M.PKEY_INDEX |
+  M.ACCESS_FLAGS |
+  M.ALT_PATH |
+  M.PATH_MIG_STATE |
+  M.MIN_RNR_TIMER |
+  M.MAX_DEST_RD_ATOMIC;
+
+const transitions: Record<string, Transition> = {
+  [`${S.RESET}-${S.INIT}`]: {
+    needs: {
+      [RC]: M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS,
+      [UC]: M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS,
+      [UD]: M.PKEY_INDEX | M.PORT | M.QKEY,
+    },
+    takes: {},
+  },
+  [`${S.INIT}-${S.INIT}`]: {
+    needs: {},
+    takes: {
+      [RC]: M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS,
+      [UC]: M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS,
+      [UD]: M.PKEY_INDEX | M.PORT | M.QKEY,
+    },
+  },
+  [`${S.INIT}-${S.RTR}`]: {
+    needs: { [RC]: PATH | M.MAX_DEST_RD_ATOMIC | M.MIN_RNR_TIMER, [UC]: PATH },
+    takes: {
+      [RC]: M.ALT_PATH | M.ACCESS_FLAGS | M.PKEY_INDEX,
+      [UC]: M.ALT_PATH | M.ACCESS_FLAGS | M.PKEY_INDEX,
+      [UD]: M.PKEY_INDEX | M.QKEY,
+    },
+  },
+  [`${S.RTR}-${S.RTS}`]: {
+    needs: {
+      [RC]: M.SQ_PSN | M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY | M.MAX_QP_RD_ATOMIC,
+      [UC]: M.SQ_PSN,
+      [UD]: M.SQ_PSN,
+    },
+    takes: {
+      [RC]: LIVE | M.MIN_RNR_TIMER | M.RATE_LIMIT,
+      [UC]: LIVE | M.RATE_LIMIT,
+      [UD]: M.CUR_STATE | M.QKEY | M.RATE_LIMIT,
+    },
+  },
+  [`${S.RTS}-${S.RTS}`]: {
+    needs: {},
+    takes: {
+      [RC]: LIVE | M.MIN_RNR_TIMER | M.RATE_LIMIT,
+      [UC]: LIVE | M.RATE_LIMIT,
+      [UD]: M.CUR_STATE | M.QKEY | M.RATE_LIMIT,
+    },
+  },
+  [`${S.RTS}-${S.SQD}`]: { needs: {}, takes: all(M.EN_SQD_ASYNC_NOTIFY) },
+  [`${S.SQD}-${S.RTS}`]: {
+    needs: {},
+    takes: { [RC]: LIVE | M.MIN_RNR_TIMER, [UC]: LIVE, [UD]: M.CUR_STATE | M.QKEY },
+  },
+  [`${S.SQD}-${S.SQD}`]: {
+    needs: {},
+    takes: {
+      [RC]: SQD | M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY | M.MAX_QP_RD_ATOMIC,
+      [UC]: M.AV | M.PKEY_INDEX | M.ACCESS_FLAGS | M.ALT_PATH | M.PATH_MIG_STATE,
+      [UD]: M.PKEY_INDEX | M.QKEY,
+    },
+  },
+  [`${S.SQE}-${S.RTS}`]: { needs: {}, takes: { [UC]: M.CUR_STATE | M.ACCESS_FLAGS, [UD]: M.CUR_STATE | M.QKEY } },
+};
+
+function names(mask: number): string {
+  return Object.entries(QpAttrMask)
+    .filter(([, bit]) => (mask & bit) !== 0)
+    .map(([name]) => name)
+    .join(' | ');
+}
+
+function stateName(state: number): string {
+  return Object.entries(QpState).find(([, value]) => value === state)?.[0] ?? String(state);
+}
+
+/**
+ * What is wrong with a transition, in words; undefined when the tables find nothing.
+ *
+ * @param type - `QpType`
+ * @param from - the state it is in
+ * @param to - the state it shall go to
+ * @param mask - `QpAttrMask` of the attributes given
+ * @internal
+ */
+export function explainTransition(type: number, from: number, to: number, mask: number): string | undefined {
+  const given = mask & ~QpAttrMask.STATE;
+  const step = `${stateName(from)} -> ${stateName(to)}`;
+  if (to === QpState.RESET || to === QpState.ERR) {
+    return given === 0 ? undefined : `${step} takes no attributes, but was given ${names(given)}`;
+  }
+  const transition = transitions[`${from}-${to}`];
+  if (!transition) return `there is no transition ${step}`;
+  const needs = transition.needs[type] ?? 0;
+  const missing = needs & ~given;
+  const excess = given & ~(needs | (transition.takes[type] ?? 0));
+  if (missing === 0 && excess === 0) return undefined;
+  return [
+    missing === 0 ? '' : `${step} needs ${names(missing)}`,
+    excess === 0 ? '' : `${step} does not take ${names(excess)}`,
+  ]
+    .filter(Boolean)
+    .join('; ');
+}

@@ -1,0 +1,516 @@
+import { constants } from 'node:os';
+import { boolean, instance, integer, oneOf, options, rangeError, typeError, uint32, valueError } from '../args.ts';
+import { RdmaError } from '../errors.ts';
+import { binding } from '../native/binding.ts';
+import { LinkLayer, MigState, Mtu, QpAttrMask, QpState, QpType } from '../native/constants.gen.ts';
+import type { QpCap, QpHandle } from '../native/native.ts';
+import { CompletionQueue } from './completion-queue.ts';
+import { formatGid, parseGid } from './gid.ts';
+import type { ProtectionDomain } from './protection-domain.ts';
+import { explainTransition } from './qp-transitions.ts';
+import { RecvList, type RecvWr } from './recv-list.ts';
+import { Resource } from './resource.ts';
+import { SendList, type SendWr } from './send-list.ts';
+import { WorkQueue } from './work-queue.ts';
+
+/** What a queue pair is made with: `struct ibv_qp_init_attr`. */
+export interface QpInitAttr {
+  /** Where send requests complete. */
+  sendCq: CompletionQueue;
+  /** Where receives complete. Default: `sendCq`. */
+  recvCq?: CompletionQueue;
+  /** Transport service. Default: `QpType.RC`, the only one so far. */
+  qpType?: QpType;
+  /** Whether every send request has a completion, whatever its flags. Default false. */
+  sqSigAll?: boolean;
+  /**
+   * Capacities wanted; defaults: 128 requests each way, 1 element each, no inline data. What was granted, which may be
+   * more, is in `qp.cap`.
+   */
+  cap?: Partial<QpCap>;
+}
+
+/** Global routing header of an address: `struct ibv_global_route`. Always there on RoCE. */
+export interface GlobalRoute {
+  /** The destination's GID, in the notation of IPv6. */
+  dgid: string;
+  /** Index of the source GID in the port's own table. */
+  sgidIndex: number;
+  /** IPv6 flow label of 20 bits. Default 0. */
+  flowLabel?: number;
+  /** Routers that a packet may pass. Default 64. */
+  hopLimit?: number;
+  /** DSCP and ECN bits: the type of service. Default 0. */
+  trafficClass?: number;
+}
+
+/** An address: `struct ibv_ah_attr`. */
+export interface AhAttr {
+  /** Global routing header. Without one the address is local to an InfiniBand subnet. */
+  grh?: GlobalRoute;
+  /** Local identifier of the destination (InfiniBand). Default 0. */
+  dlid?: number;
+  /** Service level, 0 to 15. Default 0. */
+  sl?: number;
+  /** Path bits of the source. Default 0. */
+  srcPathBits?: number;
+  /** Maximum static rate, as `enum ibv_rate`; 0 is the port's own. Default 0. */
+  staticRate?: number;
+  /** The port to send from, from 1. Default 1. */
+  portNum?: number;
+}
+
+/** Attributes of a queue pair: `struct ibv_qp_attr`. The mask of the C function follows from the keys that are there. */
+export interface QpAttr {
+  /** The state to go to. */
+  qpState?: QpState;
+  /** The state it is assumed to be in. */
+  curQpState?: QpState;
+  /** Path MTU, encoded: `Mtu`. */
+  pathMtu?: Mtu;
+  /** Q_Key (UD). */
+  qkey?: number;
+  /** First packet sequence number expected: 24 bits. */
+  rqPsn?: number;
+  /** First packet sequence number sent: 24 bits. */
+  sqPsn?: number;
+  /** The peer's queue pair number: 24 bits. */
+  destQpNum?: number;
+  /** What the peer may do: `AccessFlags` joined with `|` (REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC). */
+  qpAccessFlags?: number;
+  /** The address of the peer. */
+  ahAttr?: AhAttr;
+  /** The alternate path's address; goes with the three others. */
+  altAhAttr?: AhAttr;
+  /** Index of the partition key. */
+  pkeyIndex?: number;
+  /** Index of the alternate path's partition key. */
+  altPkeyIndex?: number;
+  /** Tell when the send queue has drained (SQD): 0 or 1. */
+  enSqdAsyncNotify?: number;
+  /** RDMA reads and atomics outstanding as the initiator. */
+  maxRdAtomic?: number;
+  /** RDMA reads and atomics outstanding as the responder. */
+  maxDestRdAtomic?: number;
+  /** What a peer waits after a receiver-not-ready NAK, encoded, 0 to 31: 12 is 0.64 ms, 0 is 655.36 ms. */
+  minRnrTimer?: number;
+  /** The port, from 1. */
+  portNum?: number;
+  /** Time to wait for an acknowledgement: 4.096 us * 2^timeout; 14 is 67 ms, 0 is for ever. 0 to 31. */
+  timeout?: number;
+  /** How often to send again after a timeout: 0 to 7. */
+  retryCnt?: number;
+  /** How often to send again after receiver not ready: 0 to 6, or 7 for without end. */
+  rnrRetry?: number;
+  /** The alternate path's port. */
+  altPortNum?: number;
+  /** The alternate path's timeout. */
+  altTimeout?: number;
+  /** State of automatic path migration. */
+  pathMigState?: MigState;
+  /** Packet pacing, in kilobits per second. */
+  rateLimit?: number;
+  /** New capacities, where the device can resize queues. */
+  cap?: QpCap;
+}
+
+/** What `qp.query()` finds. All fields are there; which of them mean something depends on the state. */
+export interface QpAttrs extends Required<Omit<QpAttr, 'ahAttr' | 'altAhAttr'>> {
+  /** The address of the peer. */
+  ahAttr: Required<Omit<AhAttr, 'grh'>> & { isGlobal: boolean; grh: Required<GlobalRoute> };
+  /** The alternate path's address. */
+  altAhAttr: Required<Omit<AhAttr, 'grh'>> & { isGlobal: boolean; grh: Required<GlobalRoute> };
+  /** Whether the send queue is draining. */
+  sqDraining: boolean;
+  /** Whether every send request has a completion. */
+  sqSigAll: boolean;
+}
+
+type Check = (value: unknown, name: string) => number;
+const upTo =
+  (max: number, min = 0): Check =>
+  (value, name) =>
+    integer(value, name, min, max);
+
+// Each attribute: its bit of the mask, and its range.
+const attributes: Record<Exclude<keyof QpAttr, 'ahAttr' | 'altAhAttr' | 'cap'>, [bit: number, check: Check]> = {
+  qpState: [QpAttrMask.STATE, (value, name) => oneOf(value, name, QpState, 'QpState')],
+  curQpState: [QpAttrMask.CUR_STATE, (value, name) => oneOf(value, name, QpState, 'QpState')],
+  pathMtu: [QpAttrMask.PATH_MTU, (value, name) => oneOf(value, name, Mtu, 'Mtu')],
+  qkey: [QpAttrMask.QKEY, uint32],
+  rqPsn: [QpAttrMask.RQ_PSN, upTo(0xff_ffff)],
+  sqPsn: [QpAttrMask.SQ_PSN, upTo(0xff_ffff)],
+  destQpNum: [QpAttrMask.DEST_QPN, upTo(0xff_ffff)],
+  qpAccessFlags: [QpAttrMask.ACCESS_FLAGS, uint32],
+  pkeyIndex: [QpAttrMask.PKEY_INDEX, upTo(0xffff)],
+  altPkeyIndex: [QpAttrMask.ALT_PATH, upTo(0xffff)],
+  enSqdAsyncNotify: [QpAttrMask.EN_SQD_ASYNC_NOTIFY, upTo(1)],
+  maxRdAtomic: [QpAttrMask.MAX_QP_RD_ATOMIC, upTo(255)],
+  maxDestRdAtomic: [QpAttrMask.MAX_DEST_RD_ATOMIC, upTo(255)],
+  minRnrTimer: [QpAttrMask.MIN_RNR_TIMER, upTo(31)],
+  portNum: [QpAttrMask.PORT, upTo(255, 1)],
+  timeout: [QpAttrMask.TIMEOUT, upTo(31)],
+  retryCnt: [QpAttrMask.RETRY_CNT, upTo(7)],
+  rnrRetry: [QpAttrMask.RNR_RETRY, upTo(7)],
+  altPortNum: [QpAttrMask.ALT_PATH, upTo(255, 1)],
+  altTimeout: [QpAttrMask.ALT_PATH, upTo(31)],
+  pathMigState: [QpAttrMask.PATH_MIG_STATE, (value, name) => oneOf(value, name, MigState, 'MigState')],
+  rateLimit: [QpAttrMask.RATE_LIMIT, uint32],
+};
+const attributeNames = [...Object.keys(attributes), 'ahAttr', 'altAhAttr', 'cap'];
+const CAP_NAMES = ['maxSendWr', 'maxRecvWr', 'maxSendSge', 'maxRecvSge', 'maxInlineData'] as const;
+
+/** A complete address for the addon, defaults filled in. */
+function ahAttr(value: AhAttr, name: string): object {
+  const known = ['grh', 'dlid', 'sl', 'srcPathBits', 'staticRate', 'portNum'];
+  const { grh, dlid = 0, sl = 0, srcPathBits = 0, staticRate = 0, portNum = 1 } = options(value, name, known);
+  return {
+    isGlobal: grh !== undefined,
+    grh: grh === undefined ? undefined : globalRoute(grh, `${name}.grh`),
+    dlid: integer(dlid, `${name}.dlid`, 0, 0xffff),
+    sl: integer(sl, `${name}.sl`, 0, 15),
+    srcPathBits: integer(srcPathBits, `${name}.srcPathBits`, 0, 127),
+    staticRate: integer(staticRate, `${name}.staticRate`, 0, 255),
+    portNum: integer(portNum, `${name}.portNum`, 1, 255),
+  };
+}
+
+function globalRoute(value: GlobalRoute, name: string): object {
+  const known = ['dgid', 'sgidIndex', 'flowLabel', 'hopLimit', 'trafficClass'];
+  const { dgid, sgidIndex, flowLabel = 0, hopLimit = 64, trafficClass = 0 } = options(value, name, known);
+  return {
+    dgid: parseGid(dgid as string),
+    sgidIndex: integer(sgidIndex, `${name}.sgidIndex`, 0, 255),
+    flowLabel: integer(flowLabel, `${name}.flowLabel`, 0, 0xf_ffff),
+    hopLimit: integer(hopLimit, `${name}.hopLimit`, 0, 255),
+    trafficClass: integer(trafficClass, `${name}.trafficClass`, 0, 255),
+  };
+}
+
+function qpCap(value: Partial<QpCap> | undefined, name: string, defaults: QpCap): QpCap {
+  const cap = { ...defaults, ...options(value, name, CAP_NAMES) };
+  for (const key of CAP_NAMES) integer(cap[key], `${name}.${key}`, 0, 0x7fff_ffff);
+  return cap;
+}
+
+const { RESET, INIT, RTR, RTS, SQD, SQE, ERR } = QpState;
+const states = (...list: number[]) => list.reduce((bits, state) => bits | (1 << state), 0);
+// InfiniBand specification, volume 1, section 10.3.1. Before RTS libibverbs' providers do not refuse a send: they leave
+// it in the queue, even where they report an error, so it has to be refused here.
+const SENDABLE = states(RTS, SQD, SQE, ERR);
+const RECEIVABLE = states(INIT, RTR, RTS, SQD, SQE, ERR);
+
+// Requests that one call of postSend() or postRecv() encodes before it posts them.
+const LIST_CAPACITY = 64;
+
+// Queue pairs that were collected open leave their queues' places.
+const collected = new FinalizationRegistry<readonly WorkQueue[]>((queues) => {
+  for (const queue of queues) queue.close();
+});
+
+/**
+ * A queue pair: `struct ibv_qp`. Made by `pd.createQp()`, in the state RESET.
+ *
+ * @see ibv_create_qp(3), ibv_modify_qp(3), ibv_post_send(3), ibv_post_recv(3)
+ */
+export class QueuePair extends Resource {
+  /** Its number: 24 bits. */
+  readonly qpNum: number;
+  /** Transport service. */
+  readonly qpType: QpType;
+  /** The capacities that were granted. */
+  readonly cap: Readonly<QpCap>;
+  /** The domain it belongs to. */
+  readonly pd: ProtectionDomain;
+  /** Where send requests complete. */
+  readonly sendCq: CompletionQueue;
+  /** Where receives complete. */
+  readonly recvCq: CompletionQueue;
+
+  readonly #handle: QpHandle;
+  readonly #sendQueue: WorkQueue;
+  readonly #recvQueue: WorkQueue;
+  readonly #sends: SendList;
+  readonly #recvs: RecvList;
+  #state: number = RESET;
+
+  /** @internal */
+  constructor(pd: ProtectionDomain, attr: QpInitAttr) {
+    const known = ['sendCq', 'recvCq', 'qpType', 'sqSigAll', 'cap'];
+    const {
+      sendCq: send,
+      recvCq: recv = send,
+      qpType = QpType.RC,
+      sqSigAll = false,
+      cap,
+    } = options(attr, 'attr', known);
+    const sendCq = instance(send, 'attr.sendCq', CompletionQueue);
+    const recvCq = instance(recv, 'attr.recvCq', CompletionQueue);
+    for (const [cq, name] of [[sendCq, 'sendCq'] as const, [recvCq, 'recvCq'] as const]) {
+      cq.requireOpen();
+      if (cq.context !== pd.context) throw valueError(`attr.${name} is of another device than the protection domain`);
+    }
+    if (oneOf(qpType, 'attr.qpType', QpType, 'QpType') !== QpType.RC) {
+      throw valueError('attr.qpType: only QpType.RC is supported so far');
+    }
+    const defaults = { maxSendWr: 128, maxRecvWr: 128, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 0 };
+    const granted = qpCap(cap, 'attr.cap', defaults);
+
+    const native = binding().createQp(
+      pd.handle,
+      sendCq.handle,
+      recvCq.handle,
+      qpType,
+      boolean(sqSigAll, 'attr.sqSigAll'),
+      granted,
+    );
+    super(sendCq === recvCq ? [pd, sendCq] : [pd, sendCq, recvCq]);
+    this.#handle = native.handle;
+    this.qpNum = native.qpNum;
+    this.qpType = qpType;
+    this.cap = Object.freeze(granted);
+    this.pd = pd;
+    this.sendCq = sendCq;
+    this.recvCq = recvCq;
+    this.#sendQueue = new WorkQueue(granted.maxSendWr);
+    this.#recvQueue = new WorkQueue(granted.maxRecvWr);
+    this.#sends = this.#sendList(Math.min(granted.maxSendWr, LIST_CAPACITY));
+    this.#recvs = this.#recvList(Math.min(granted.maxRecvWr, LIST_CAPACITY));
+    sendCq.attach(this);
+    recvCq.attach(this);
+    collected.register(this, [this.#sendQueue, this.#recvQueue], this.#sendQueue);
+  }
+
+  /** The state that the last `modify()` or `query()` left it in. The device may have moved it to ERR since. */
+  get state(): QpState {
+    return this.#state as QpState;
+  }
+
+  /** Send requests in flight: posted, and neither completed nor known to be by a later completion. */
+  get sendsInFlight(): number {
+    return this.#sendQueue.length;
+  }
+
+  /** Receives in flight. */
+  get recvsInFlight(): number {
+    return this.#recvQueue.length;
+  }
+
+  /**
+   * Changes attributes, most often the state. Runs on a thread of the pool, since the resolution of a neighbour's address
+   * can take seconds.
+   *
+   * @param attr - the attributes to set
+   * @throws RdmaError EINVAL with the attributes that the transition lacks or does not take; ETIMEDOUT or ENETUNREACH when
+   *   the peer's address cannot be resolved; the state is what it was
+   */
+  async modify(attr: QpAttr): Promise<void> {
+    const { native, mask } = this.#attributes(attr);
+    try {
+      await this.track(binding().modifyQp(this.#handle, native, mask));
+    } catch (error) {
+      throw this.#explain(error, attr, mask);
+    }
+    this.#entered(attr.qpState);
+  }
+
+  /** As `modify()`, but on this thread: it may block for as long as a neighbour's address takes to resolve. */
+  modifySync(attr: QpAttr): void {
+    const { native, mask } = this.#attributes(attr);
+    try {
+      binding().modifyQpSync(this.#handle, native, mask);
+    } catch (error) {
+      throw this.#explain(error, attr, mask);
+    }
+    this.#entered(attr.qpState);
+  }
+
+  /**
+   * Asks the kernel for all attributes, and learns the state.
+   *
+   * @see ibv_query_qp(3)
+   */
+  query(): QpAttrs {
+    this.requireOpen();
+    const mask = Object.values(QpAttrMask).reduce((bits, bit) => bits | bit, 0) & ~QpAttrMask.RATE_LIMIT;
+    const attrs = binding().queryQp(this.#handle, mask) as unknown as QpAttrs;
+    for (const path of [attrs.ahAttr, attrs.altAhAttr]) {
+      path.grh.dgid = formatGid(path.grh.dgid as unknown as Uint8Array);
+    }
+    this.#state = attrs.qpState;
+    return attrs;
+  }
+
+  /**
+   * Posts send requests, in their order. The memory they use is held until their completion, or a later one of this queue,
+   * was polled.
+   *
+   * @param wrs - one, or a list
+   * @throws TypeError or RangeError naming the field, and nothing is posted
+   * @throws PostError ENOMEM when the queue is full: `index` is the first that was not posted, those before it are
+   * @throws PostError with the provider's errno when it refuses one, likewise
+   * @throws RdmaError EINVAL before RTS: a queue pair that cannot send would keep the request, and send it later
+   */
+  postSend(wrs: SendWr | readonly SendWr[]): void {
+    if (Array.isArray(wrs)) {
+      if (wrs.length === 0) this.#sendPosting.requirePostable();
+      else this.#nonEmpty(this.#sends, 'maxSendWr').postAll(wrs);
+    } else {
+      this.#nonEmpty(this.#sends, 'maxSendWr').postOne(wrs as SendWr);
+    }
+  }
+
+  /**
+   * Posts receives, in their order. The memory they use is held until their completion was polled.
+   *
+   * @param wrs - one, or a list
+   * @throws as `postSend()`; EINVAL in the state RESET
+   */
+  postRecv(wrs: RecvWr | readonly RecvWr[]): void {
+    const list: readonly RecvWr[] = Array.isArray(wrs) ? wrs : [wrs as RecvWr];
+    if (list.length === 0) this.#recvPosting.requirePostable();
+    else this.#nonEmpty(this.#recvs, 'maxRecvWr').postAll(list);
+  }
+
+  /**
+   * Prepares a list of send requests that can be posted again and again, each time with one call, and changed in place.
+   *
+   * @param wrs - one, or a list of at most `cap.maxSendWr`
+   */
+  prepareSend(wrs: SendWr | readonly SendWr[]): SendList {
+    const requests = this.#preparable(wrs, this.cap.maxSendWr, 'maxSendWr');
+    const list = this.#sendList(requests.length);
+    requests.forEach((wr, i) => list.encode(i, wr, `wrs[${i}]`));
+    return list;
+  }
+
+  /** As `prepareSend()`, for receives; at most `cap.maxRecvWr`. */
+  prepareRecv(wrs: RecvWr | readonly RecvWr[]): RecvList {
+    const requests = this.#preparable(wrs, this.cap.maxRecvWr, 'maxRecvWr');
+    const list = this.#recvList(requests.length);
+    requests.forEach((wr, i) => list.encode(i, wr, `wrs[${i}]`));
+    return list;
+  }
+
+  #preparable<T>(wrs: T | readonly T[], max: number, name: string): readonly T[] {
+    this.requireOpen();
+    const list = Array.isArray(wrs) ? (wrs as readonly T[]) : [wrs as T];
+    if (list.length < 1 || list.length > max) {
+      throw rangeError(`wrs must have from 1 to ${max} requests (${name}), not ${list.length}`);
+    }
+    return list;
+  }
+
+  #nonEmpty<T extends SendList | RecvList>(list: T, name: string): T {
+    if (list.length === 0) throw rangeError(`This queue pair was made with ${name} 0`);
+    return list;
+  }
+
+  readonly #sendPosting = {
+    requirePostable: () => {
+      if (this.closed || (SENDABLE & (1 << this.#state)) === 0) this.#refuse('ibv_post_send');
+    },
+  };
+
+  readonly #recvPosting = {
+    requirePostable: () => {
+      if (this.closed || (RECEIVABLE & (1 << this.#state)) === 0) this.#refuse('ibv_post_recv');
+    },
+  };
+
+  #refuse(verb: string): never {
+    this.requireOpen();
+    const state = Object.entries(QpState).find(([, value]) => value === this.#state)?.[0];
+    throw new RdmaError(verb, constants.errno.EINVAL, `the queue pair is in state ${state}`);
+  }
+
+  #sendList(length: number): SendList {
+    const shared = binding().createSendList(this.#handle, length, this.cap.maxSendSge);
+    return new SendList(this.#sendPosting, this.#sendQueue, shared, length, this.pd, this.cap);
+  }
+
+  #recvList(length: number): RecvList {
+    const shared = binding().createRecvList(this.#handle, length, this.cap.maxRecvSge);
+    return new RecvList(this.#recvPosting, this.#recvQueue, shared, length, this.pd, this.cap);
+  }
+
+  #attributes(attr: QpAttr): { native: object; mask: number } {
+    this.requireOpen();
+    if (attr === undefined) throw typeError('attr', 'an object', attr);
+    const given = options(attr, 'attr', attributeNames) as Record<string, unknown>;
+    const native: Record<string, unknown> = {};
+    let mask = 0;
+    for (const [name, [bit, check]] of Object.entries(attributes)) {
+      if (given[name] === undefined) continue;
+      native[name] = check(given[name], `attr.${name}`);
+      mask |= bit;
+    }
+    for (const [name, bit] of [['ahAttr', QpAttrMask.AV] as const, ['altAhAttr', QpAttrMask.ALT_PATH] as const]) {
+      if (given[name] === undefined) continue;
+      native[name] = ahAttr(given[name] as AhAttr, `attr.${name}`);
+      mask |= bit;
+    }
+    if ((mask & QpAttrMask.ALT_PATH) !== 0) {
+      for (const name of ['altAhAttr', 'altPkeyIndex', 'altPortNum', 'altTimeout']) {
+        if (native[name] === undefined) throw valueError(`attr.${name} is missing: an alternate path takes all four`);
+      }
+    }
+    if (attr.cap !== undefined) {
+      native.cap = qpCap(attr.cap, 'attr.cap', this.cap);
+      mask |= QpAttrMask.CAP;
+    }
+    if (mask === 0) throw valueError('attr has no attributes');
+    return { native, mask };
+  }
+
+  #entered(state: number | undefined): void {
+    if (state === undefined) return;
+    this.#state = state;
+  }
+
+  // The kernel says EINVAL and no more.
+  #explain(error: unknown, attr: QpAttr, mask: number): unknown {
+    if (!(error instanceof RdmaError)) return error;
+    if (error.code === 'ETIMEDOUT' || error.code === 'ENETUNREACH' || error.code === 'EHOSTUNREACH') {
+      const grh = attr.ahAttr?.grh;
+      const path = grh ? ` from GID index ${grh.sgidIndex} to ${grh.dgid}` : '';
+      return error.explained(`the route or the neighbour${path} cannot be resolved`);
+    }
+    if (error.code !== 'EINVAL') return error;
+    const from = attr.curQpState ?? this.#state;
+    const reasons = [explainTransition(this.qpType, from, attr.qpState ?? from, mask)];
+    const context = this.pd.context;
+    if (attr.ahAttr && !context.closed) {
+      const port = context.queryPort(attr.ahAttr.portNum ?? 1);
+      const grh = attr.ahAttr.grh;
+      if (port.linkLayer === LinkLayer.ETHERNET && !grh) reasons.push('ahAttr.grh is missing, which Ethernet needs');
+      if (
+        grh &&
+        !context.queryGidTable().some((e) => e.gidIndex === grh.sgidIndex && e.portNum === (attr.ahAttr?.portNum ?? 1))
+      ) {
+        reasons.push(`GID index ${grh.sgidIndex} of the port is empty`);
+      }
+      if (attr.pathMtu !== undefined && attr.pathMtu > port.activeMtu) {
+        reasons.push(`pathMtu ${128 << attr.pathMtu} is more than the port's active MTU ${128 << port.activeMtu}`);
+      }
+    }
+    const found = reasons.filter(Boolean).join('; ');
+    return found === '' ? error : error.explained(found);
+  }
+
+  /** @internal */
+  describe(): string {
+    return `QueuePair 0x${this.qpNum.toString(16)}`;
+  }
+
+  protected readonly destroyVerb = 'ibv_destroy_qp';
+
+  protected destroy(): void {
+    binding().destroyQp(this.#handle);
+    collected.unregister(this.#sendQueue);
+    this.#sendQueue.close();
+    this.#recvQueue.close();
+    this.sendCq.detach(this);
+    this.recvCq.detach(this);
+  }
+}

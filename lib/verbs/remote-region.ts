@@ -1,0 +1,84 @@
+import { string, typeError, uint32, valueError } from '../args.ts';
+import { checkRange } from './memory-region.ts';
+
+/** A region of a peer as plain data, made there by `mr.remote()`. */
+export interface RemoteRegionToken {
+  /** Virtual address in the peer's memory, hexadecimal with `0x`. */
+  addr: string;
+  /** Remote key. */
+  rkey: number;
+  /** Length in bytes. */
+  length: number;
+}
+
+/** Memory of a peer. Bounds are checked here before a request is posted; the peer's NIC checks them again. */
+export class RemoteRegion {
+  /** Virtual address in the peer's memory. */
+  readonly addr: bigint;
+  /** Remote key. */
+  readonly rkey: number;
+  /** Length in bytes. */
+  readonly length: number;
+
+  /**
+   * @param token - what the peer's `mr.remote()` gave, as an object; not trusted, so it is checked
+   * @throws TypeError or RangeError when it is malformed
+   */
+  constructor(token: RemoteRegionToken) {
+    if (typeof token !== 'object' || token === null) throw typeError('token', 'a RemoteRegionToken', token);
+    const { addr, rkey, length } = token;
+    if (!/^0x[0-9a-f]{1,16}$/i.test(string(addr, 'token.addr'))) {
+      throw valueError(`token.addr must be a hexadecimal address of 64 bits, not ${JSON.stringify(addr)}`);
+    }
+    this.addr = BigInt(addr);
+    this.rkey = uint32(rkey, 'token.rkey');
+    if (!Number.isSafeInteger(length) || length < 0) throw typeError('token.length', 'a length in bytes', length);
+    this.length = length;
+    if (this.addr + BigInt(length) > 1n << 64n) throw valueError('token.addr + token.length is past 2^64');
+  }
+
+  /**
+   * A part of the region, as work requests take it.
+   *
+   * @param offset - first byte, default 0
+   * @param length - bytes, default all up to the end: how much a request may touch from there
+   * @throws RangeError `ERR_OUT_OF_RANGE` when it does not lie inside the region
+   */
+  slice(offset = 0, length = Math.min(this.length - offset, 0xffff_ffff)): RemoteSlice {
+    checkRange(offset, length, this.length, 'remote region');
+    return new RemoteSlice(this, offset, length);
+  }
+}
+
+/** A checked part of a {@link RemoteRegion}. */
+export class RemoteSlice {
+  /** First byte, counted from the region's start. */
+  readonly offset: number;
+  /** Length in bytes. */
+  readonly length: number;
+  readonly #addrLow: number;
+  readonly #addrHigh: number;
+  readonly #rkey: number;
+
+  /** @internal */
+  constructor(region: RemoteRegion, offset: number, length: number) {
+    const addr = region.addr + BigInt(offset);
+    this.offset = offset;
+    this.length = length;
+    this.#addrLow = Number(addr & 0xffff_ffffn) | 0;
+    this.#addrHigh = Number(addr >> 32n) | 0;
+    this.#rkey = region.rkey | 0;
+  }
+
+  /** Whether the address is a multiple of 8, as atomics need. @internal */
+  get aligned(): boolean {
+    return (this.#addrLow & 7) === 0;
+  }
+
+  /** Writes remote_addr and the key at two word indexes. @internal */
+  encode(words: Int32Array, addrAt: number, rkeyAt: number): void {
+    words[addrAt] = this.#addrLow;
+    words[addrAt + 1] = this.#addrHigh;
+    words[rkeyAt] = this.#rkey;
+  }
+}

@@ -1,0 +1,120 @@
+import { boolean, options } from '../args.ts';
+import { BusyError, RdmaClosedError } from '../errors.ts';
+
+// Children that were collected open take themselves out of their parents' lists.
+const collected = new FinalizationRegistry<() => void>((forget) => forget());
+
+/**
+ * An object of verbs with a beginning and an end. A child keeps its parents alive, in JavaScript and in C; a parent
+ * does not keep its children, but refuses to be closed while they are open.
+ */
+export abstract class Resource {
+  #closed = false;
+  #parents: readonly Resource[];
+  // In order of creation. Weak, so that a forgotten child can be collected before its parent.
+  #children = new Set<WeakRef<Resource>>();
+  #pending = 0;
+  #self: WeakRef<Resource> | undefined;
+
+  /**
+   * Called only once the verbs object exists, so that one that could not be made does not hold its parents.
+   *
+   * @internal
+   */
+  constructor(parents: readonly Resource[]) {
+    this.#parents = parents;
+    if (parents.length > 0) {
+      const self = new WeakRef<Resource>(this);
+      this.#self = self;
+      for (const parent of parents) {
+        parent.#children.add(self);
+        const children = parent.#children;
+        collected.register(this, () => children.delete(self), self);
+      }
+    }
+  }
+
+  /** Whether `close()` has succeeded. */
+  get closed(): boolean {
+    return this.#closed;
+  }
+
+  /**
+   * Destroys the object. Idempotent; the same as `[Symbol.dispose]()`.
+   *
+   * @param options - `cascade`: close the objects that need this one first, newest first
+   * @throws BusyError with the list of open children and operations under way; the object stays open and usable
+   * @throws RdmaError when the destroy verb fails; the object stays open
+   */
+  close(options_: { cascade?: boolean } = {}): void {
+    const { cascade = false } = options(options_, 'options', ['cascade']);
+    if (boolean(cascade, 'options.cascade')) {
+      // A queue pair goes before the regions that its requests hold.
+      const children = this.#openChildren().reverse();
+      const busy = children.filter((child) => child.busyReasons().length > 0);
+      for (const child of [...children.filter((child) => !busy.includes(child)), ...busy]) child.close({ cascade });
+    }
+    if (this.#closed) return;
+    const children = this.#openChildren();
+    const reasons = children.map((child) => child.describe());
+    if (this.#pending > 0) reasons.push(`${this.#pending} operation(s) under way`);
+    reasons.push(...this.busyReasons());
+    if (reasons.length > 0) {
+      const shown = reasons.length > 8 ? [...reasons.slice(0, 8), `${reasons.length - 8} more`] : reasons;
+      const hint = children.length > 0 ? '; close them first, or pass { cascade: true }' : '';
+      throw new BusyError(this.destroyVerb, `${this.describe()} is needed by ${shown.join(', ')}${hint}`, children);
+    }
+    this.destroy();
+    this.#closed = true;
+    for (const parent of this.#parents) if (this.#self) parent.#children.delete(this.#self);
+    if (this.#self) collected.unregister(this.#self);
+  }
+
+  /** The same as `close()`. */
+  [Symbol.dispose](): void {
+    this.close();
+  }
+
+  /** The object in a few words, for errors. @internal */
+  abstract describe(): string;
+
+  /** Name of the destroy verb, for errors. @internal */
+  protected abstract readonly destroyVerb: string;
+
+  /** Calls the destroy verb; throws when it fails. @internal */
+  protected abstract destroy(): void;
+
+  /** Why it cannot be closed now, besides children. @internal */
+  protected busyReasons(): string[] {
+    return [];
+  }
+
+  /** Whether no open object needs this one. @internal */
+  get idle(): boolean {
+    return this.#openChildren().length === 0;
+  }
+
+  /** @internal */
+  requireOpen(): void {
+    if (this.#closed) throw new RdmaClosedError(this.describe());
+  }
+
+  /** Counts an operation that uses this object until its promise settles. @internal */
+  protected async track<T>(operation: Promise<T>): Promise<T> {
+    this.#pending++;
+    try {
+      return await operation;
+    } finally {
+      this.#pending--;
+    }
+  }
+
+  #openChildren(): Resource[] {
+    const open: Resource[] = [];
+    for (const ref of this.#children) {
+      const child = ref.deref();
+      if (child && !child.#closed) open.push(child);
+    }
+    return open;
+  }
+}

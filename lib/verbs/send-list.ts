@@ -1,0 +1,262 @@
+import { integer, oneOf, options, rangeError, typeError, uint32, uint64, valueError } from '../args.ts';
+import { SendFlags, WrOpcode } from '../native/constants.gen.ts';
+import { Layout } from '../native/layout.gen.ts';
+import type { QpCap, SharedList } from '../native/native.ts';
+import { swap32 } from './completion-queue.ts';
+import { MemorySlice } from './memory-region.ts';
+import { type Posting, PostList } from './post-list.ts';
+import { RemoteSlice } from './remote-region.ts';
+import type { Resource } from './resource.ts';
+import type { WorkQueue } from './work-queue.ts';
+
+/** A send request: `struct ibv_send_wr`. */
+export interface SendWr {
+  /** Given back by the completion. Any safe integer from 0; default 0. */
+  wrId?: number;
+  /** What to do: one of `WrOpcode`. */
+  opcode: WrOpcode;
+  /** Local memory: read from by sends and writes, written to by reads and atomics. Default none: a message of 0 bytes. */
+  sgList?: MemorySlice | readonly MemorySlice[];
+  /** `SendFlags` joined with `|`. Default `SIGNALED`; 0 makes a request without a completion of its own. */
+  sendFlags?: number;
+  /** Immediate data of 32 bits in host byte order, for the opcodes `..._WITH_IMM`. */
+  immData?: number;
+  /** Remote key that the peer shall invalidate (`SEND_WITH_INV`), or local key to invalidate (`LOCAL_INV`). */
+  invalidateRkey?: number;
+  /** Remote memory, for RDMA and atomics. */
+  remote?: RemoteSlice;
+  /** `ATOMIC_CMP_AND_SWP`: what the 8 bytes are compared with; `ATOMIC_FETCH_AND_ADD`: what is added. Host byte order. */
+  compareAdd?: bigint;
+  /** `ATOMIC_CMP_AND_SWP`: what replaces the 8 bytes when they are equal. Host byte order. */
+  swap?: bigint;
+}
+
+const SEND_WR_KEYS = [
+  'wrId',
+  'opcode',
+  'sgList',
+  'sendFlags',
+  'immData',
+  'invalidateRkey',
+  'remote',
+  'compareAdd',
+  'swap',
+] as const;
+const KNOWN_KEYS: ReadonlySet<string> = new Set(SEND_WR_KEYS);
+
+const NUM_SGE = Layout.sendWr.numSge / 4;
+const OPCODE = Layout.sendWr.opcode / 4;
+const SEND_FLAGS = Layout.sendWr.sendFlags / 4;
+const IMM_DATA = Layout.sendWr.immData / 4;
+const REMOTE_ADDR = Layout.sendWr.remoteAddr / 4;
+const RKEY = Layout.sendWr.rkey / 4;
+const COMPARE_ADD = Layout.sendWr.compareAdd / 4;
+const SWAP = Layout.sendWr.swap / 4;
+const ATOMIC_RKEY = Layout.sendWr.atomicRkey / 4;
+
+const ALL_FLAGS = SendFlags.FENCE | SendFlags.SIGNALED | SendFlags.SOLICITED | SendFlags.INLINE | SendFlags.IP_CSUM;
+
+// What each opcode takes. The kernel driver of Soft-RoCE uses the opcode from the ring without a check, so one that is
+// not here does not get there.
+const NEEDS_REMOTE = 1;
+const NEEDS_IMM = 2;
+const NEEDS_INVALIDATE = 4;
+const ATOMIC = 8;
+const MAY_INLINE = 16;
+const NO_DATA = 32;
+const traits = new Map<number, number>([
+  [WrOpcode.SEND, MAY_INLINE],
+  [WrOpcode.SEND_WITH_IMM, MAY_INLINE | NEEDS_IMM],
+  [WrOpcode.SEND_WITH_INV, MAY_INLINE | NEEDS_INVALIDATE],
+  [WrOpcode.RDMA_WRITE, MAY_INLINE | NEEDS_REMOTE],
+  [WrOpcode.RDMA_WRITE_WITH_IMM, MAY_INLINE | NEEDS_REMOTE | NEEDS_IMM],
+  [WrOpcode.RDMA_READ, NEEDS_REMOTE],
+  [WrOpcode.ATOMIC_CMP_AND_SWP, NEEDS_REMOTE | ATOMIC],
+  [WrOpcode.ATOMIC_FETCH_AND_ADD, NEEDS_REMOTE | ATOMIC],
+  [WrOpcode.LOCAL_INV, NEEDS_INVALIDATE | NO_DATA],
+]);
+// As an array for speed.
+const traitsOf = Array.from({ length: 16 }, (_, opcode) => traits.get(opcode) ?? -1);
+
+/**
+ * Send requests that were prepared: made by `qp.prepareSend()`. The fastest way to post again and again: change in place
+ * what differs, then `post()`.
+ *
+ * @see ibv_post_send(3)
+ */
+export class SendList extends PostList {
+  readonly #pd: Resource;
+  readonly #cap: QpCap;
+
+  /** @internal */
+  constructor(qp: Posting, queue: WorkQueue, shared: SharedList, length: number, pd: Resource, cap: QpCap) {
+    super(qp, queue, shared, length, cap.maxSendSge, Layout.sendWr.size, 'ibv_post_send');
+    this.#pd = pd;
+    this.#cap = cap;
+  }
+
+  /**
+   * Replaces a request.
+   *
+   * @param index - from 0
+   * @throws TypeError or RangeError naming the field, and nothing is changed
+   */
+  set(index: number, wr: SendWr): void {
+    this.#checkIndex(index);
+    this.encode(index, wr, 'wr');
+  }
+
+  /** Changes the `wrId` of a request. */
+  setWrId(index: number, wrId: number): void {
+    this.#checkIndex(index);
+    this.wrIds[index] = integer(wrId, 'wrId', 0, Number.MAX_SAFE_INTEGER);
+  }
+
+  /** Changes the local memory of a request to one slice. An inline request is bound by the same limit as before. */
+  setLocal(index: number, slice: MemorySlice): void {
+    this.#checkIndex(index);
+    const at = this.at(index);
+    const { opcode, flags } = {
+      opcode: this.words[at + OPCODE] as number,
+      flags: this.words[at + SEND_FLAGS] as number,
+    };
+    this.#checkLocal(slice, opcode, traitsOf[opcode] as number, flags, 'slice');
+    this.encodeSgList(index, slice);
+    this.words[at + NUM_SGE] = 1;
+  }
+
+  /** Changes the remote memory of a request. */
+  setRemote(index: number, remote: RemoteSlice): void {
+    this.#checkIndex(index);
+    const at = this.at(index);
+    this.#encodeRemote(at, remote, traitsOf[this.words[at + OPCODE] as number] as number, 'remote');
+  }
+
+  /** Changes the immediate data of a request whose opcode has some. */
+  setImmData(index: number, immData: number): void {
+    this.#checkIndex(index);
+    const at = this.at(index);
+    if (((traitsOf[this.words[at + OPCODE] as number] as number) & NEEDS_IMM) === 0) {
+      throw valueError('The opcode of this request carries no immediate data');
+    }
+    this.words[at + IMM_DATA] = swap32(uint32(immData, 'immData')) | 0;
+  }
+
+  #checkIndex(index: number): void {
+    integer(index, 'index', 0, this.length - 1);
+  }
+
+  #encodeRemote(at: number, remote: unknown, trait: number, name: string): void {
+    if (!(remote instanceof RemoteSlice)) throw typeError(name, 'a RemoteSlice (see RemoteRegion)', remote);
+    if ((trait & NEEDS_REMOTE) === 0) throw valueError(`${name}: this opcode has no remote memory`);
+    if ((trait & ATOMIC) !== 0) {
+      if (remote.length < 8) throw rangeError(`${name} must have the 8 bytes of an atomic, not ${remote.length}`);
+      if (!remote.aligned) throw rangeError(`${name}: an atomic needs an address that is a multiple of 8`);
+      remote.encode(this.words, at + REMOTE_ADDR, at + ATOMIC_RKEY);
+    } else {
+      remote.encode(this.words, at + REMOTE_ADDR, at + RKEY);
+    }
+  }
+
+  // Returns the total length.
+  #checkLocal(sgList: unknown, opcode: number, trait: number, flags: number, name: string): number {
+    let total = 0;
+    if (sgList instanceof MemorySlice) {
+      total = this.#checkSlice(sgList, name);
+      if (this.#cap.maxSendSge < 1) throw rangeError(`${name} has 1 element, more than maxSendSge (0)`);
+    } else if (Array.isArray(sgList)) {
+      if (sgList.length > this.#cap.maxSendSge) {
+        throw rangeError(`${name} has ${sgList.length} elements, more than maxSendSge (${this.#cap.maxSendSge})`);
+      }
+      for (let i = 0; i < sgList.length; i++) total += this.#checkSlice(sgList[i], `${name}[${i}]`);
+    } else {
+      throw typeError(name, 'a MemorySlice (mr.slice()) or an array of them', sgList);
+    }
+    if ((trait & ATOMIC) !== 0 && total !== 8)
+      throw rangeError(`${name} must be the 8 bytes of an atomic, not ${total}`);
+    if ((trait & NO_DATA) !== 0) throw valueError(`${name}: opcode ${opcode} takes no data`);
+    if ((flags & SendFlags.INLINE) !== 0 && total > this.#cap.maxInlineData) {
+      throw rangeError(`${name} has ${total} bytes, more than maxInlineData (${this.#cap.maxInlineData})`);
+    }
+    return total;
+  }
+
+  #checkSlice(slice: unknown, name: string): number {
+    if (!(slice instanceof MemorySlice)) throw typeError(name, 'a MemorySlice (mr.slice())', slice);
+    if (slice.region.closed) slice.region.requireOpen();
+    if (slice.region.pd !== this.#pd) throw valueError(`${name} is of another protection domain than the queue pair`);
+    return slice.length;
+  }
+
+  /** Checks a request whole, then writes it. @internal */
+  encode(index: number, wr: SendWr, name: string): void {
+    if (typeof wr !== 'object' || wr === null) throw typeError(name, 'an object', wr);
+    for (const key in wr) if (!KNOWN_KEYS.has(key)) options(wr, name, SEND_WR_KEYS);
+    const { wrId = 0, opcode, sgList, sendFlags = SendFlags.SIGNALED, immData, invalidateRkey, remote } = wr;
+    const trait = traitsOf[opcode] ?? -1;
+    if (trait === -1) {
+      oneOf(opcode, `${name}.opcode`, WrOpcode, 'WrOpcode');
+      throw valueError(`${name}.opcode: ${opcode} is not for ibv_post_send on this queue pair`);
+    }
+    if (!(Number.isSafeInteger(wrId) && wrId >= 0)) integer(wrId, `${name}.wrId`, 0, Number.MAX_SAFE_INTEGER);
+    if ((sendFlags & ~ALL_FLAGS) !== 0 || typeof sendFlags !== 'number') {
+      throw rangeError(`${name}.sendFlags must be SendFlags joined with |, not ${sendFlags}`);
+    }
+    if ((sendFlags & SendFlags.INLINE) !== 0 && (trait & MAY_INLINE) === 0) {
+      throw valueError(`${name}.sendFlags: INLINE is for sends and writes only`);
+    }
+
+    const words = this.words;
+    const at = this.at(index);
+    if (sgList !== undefined) this.#checkLocal(sgList, opcode, trait, sendFlags, `${name}.sgList`);
+    else if ((trait & ATOMIC) !== 0) throw valueError(`${name}.sgList is missing: an atomic returns 8 bytes`);
+    if ((trait & NEEDS_IMM) !== 0) uint32(immData, `${name}.immData`);
+    else if (immData !== undefined) throw valueError(`${name}.immData: this opcode carries no immediate data`);
+    if ((trait & NEEDS_INVALIDATE) !== 0) uint32(invalidateRkey, `${name}.invalidateRkey`);
+    else if (invalidateRkey !== undefined) throw valueError(`${name}.invalidateRkey: this opcode invalidates nothing`);
+    if ((trait & ATOMIC) !== 0) {
+      uint64(wr.compareAdd, `${name}.compareAdd`);
+      if (opcode === WrOpcode.ATOMIC_CMP_AND_SWP) uint64(wr.swap, `${name}.swap`);
+    } else if (wr.compareAdd !== undefined || wr.swap !== undefined) {
+      throw valueError(`${name}: compareAdd and swap are for atomics only`);
+    }
+    if ((trait & NEEDS_REMOTE) !== 0) this.#encodeRemote(at, remote, trait, `${name}.remote`);
+    else if (remote !== undefined) throw valueError(`${name}.remote: this opcode has no remote memory`);
+
+    this.wrIds[index] = wrId;
+    words[at + OPCODE] = opcode;
+    words[at + SEND_FLAGS] = sendFlags;
+    this.encodeSgList(index, sgList ?? []);
+    words[at + NUM_SGE] = sgList === undefined ? 0 : Array.isArray(sgList) ? sgList.length : 1;
+    if ((trait & NEEDS_IMM) !== 0) words[at + IMM_DATA] = swap32(immData as number) | 0;
+    if ((trait & NEEDS_INVALIDATE) !== 0) words[at + IMM_DATA] = (invalidateRkey as number) | 0;
+    if ((trait & ATOMIC) !== 0) {
+      encode64(words, at + COMPARE_ADD, wr.compareAdd as bigint);
+      encode64(words, at + SWAP, wr.swap ?? 0n);
+    }
+  }
+
+  /** Posts `wrs` through this list, as many at a time as it has room for. @internal */
+  postAll(wrs: readonly SendWr[]): void {
+    // A mistake anywhere in the list must be found before anything is posted.
+    if (wrs.length > this.length) wrs.forEach((wr, i) => this.encode(0, wr, `wrs[${i}]`));
+    for (let done = 0; done < wrs.length; done += this.length) {
+      const count = Math.min(wrs.length - done, this.length);
+      for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as SendWr, `wrs[${done + i}]`);
+      this.postFirst(count, done);
+      this.forget(count);
+    }
+  }
+
+  /** @internal */
+  postOne(wr: SendWr): void {
+    this.encode(0, wr, 'wr');
+    this.postFirst(1);
+    this.forget(1);
+  }
+}
+
+function encode64(words: Int32Array, at: number, value: bigint): void {
+  words[at] = Number(value & 0xffff_ffffn) | 0;
+  words[at + 1] = Number(value >> 32n) | 0;
+}
