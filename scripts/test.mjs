@@ -75,7 +75,7 @@ const steps = {
       NODE_RDMA_LIBMLX5: '/nonexistent/libmlx5.so.1',
     }),
   }),
-  biome: { command: [node, bin('@biomejs/biome/bin/biome'), 'ci', '.'] },
+  biome: { command: [node, bin('@biomejs/biome/bin/biome'), 'ci', '--colors=off', '.'] },
   'clang-format': {
     tool: 'clang-format-14',
     command: () => ['clang-format-14', '--dry-run', '-Werror', ...cSources()],

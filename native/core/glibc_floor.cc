@@ -43,7 +43,7 @@ RDMA_HIDDEN char* dlerror() noexcept { return OldDlerror(); }
 RDMA_HIDDEN int pthread_once(pthread_once_t* once, void (*function)()) { return OldPthreadOnce(once, function); }
 
 // New in 2.32: false means that shared_ptr counts atomically, as it must under Node.
-RDMA_HIDDEN char __libc_single_threaded = 0;
+RDMA_HIDDEN char __libc_single_threaded = 0;  // NOLINT(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp)
 
 // New in 2.36, and called by std::random_device, which nothing here uses but which comes along with the C++ library.
 RDMA_HIDDEN std::uint32_t arc4random() {
