@@ -17,7 +17,7 @@ function compile() {
   run(process.execPath, [
     'node_modules/typescript/bin/tsc',
     ...['--outDir', folder, '--rootDir', 'examples', '--target', 'es2022', '--lib', 'es2023,esnext.disposable'],
-    ...['--module', 'nodenext', '--types', 'node', '--skipLibCheck', '--strict'],
+    ...['--module', 'nodenext', '--types', 'node', '--skipLibCheck', '--strict', '--ignoreConfig'],
     ...filesBelow('examples').filter((file) => file.endsWith('.ts')),
   ]);
 }

@@ -119,11 +119,19 @@ function execute(command, env, live) {
   });
 }
 
+/** Ends a child and its group: first with a chance to end its own children, QEMU above all. */
 function end(child) {
+  signal(child, 'SIGTERM');
+  setTimeout(() => signal(child, 'SIGKILL'), 5_000).unref();
+}
+
+function signal(child, name) {
+  if (!children.has(child)) return;
   try {
-    process.kill(-child.pid, 'SIGKILL');
+    process.kill(-child.pid, name);
   } catch {
-    child.kill('SIGKILL');
+    // Not a group of its own: it is shown live.
+    child.kill(name);
   }
 }
 
@@ -225,8 +233,8 @@ async function runSteps(names, extra, live) {
   }
 }
 
-for (const signal of ['SIGINT', 'SIGTERM']) {
-  process.once(signal, () => {
+for (const name of ['SIGINT', 'SIGTERM']) {
+  process.once(name, () => {
     for (const child of children) end(child);
     process.exit(1);
   });
