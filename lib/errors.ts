@@ -101,3 +101,51 @@ export class RdmaClosedError extends Error {
     this.name = 'RdmaClosedError';
   }
 }
+
+/** A work request was executed and failed. Thrown by helpers that promise success; `cq.poll()` returns it as data. */
+export class WorkCompletionError extends Error {
+  /** How it ended: one of `WcStatus`. */
+  readonly status: number;
+  /** The C name of the status without its prefix, such as `'RETRY_EXC_ERR'`. */
+  readonly statusName: string;
+  /** The provider's own code; 0 where it has none. */
+  readonly vendorErr: number;
+  /** Number of the local queue pair. */
+  readonly qpNum: number;
+
+  /**
+   * @param operation - what was being done, in words
+   * @param wc - the completion
+   * @param statusName - its status' C name
+   * @param text - its status in words
+   */
+  constructor(
+    operation: string,
+    wc: { status: number; vendorErr: number; qpNum: number },
+    statusName: string,
+    text: string,
+  ) {
+    const hint = hints[statusName];
+    super(
+      `${operation} failed: ${text} (IBV_WC_${statusName}${wc.vendorErr ? `, vendor error 0x${wc.vendorErr.toString(16)}` : ''})` +
+        `${hint ? `: ${hint}` : ''}`,
+    );
+    this.name = 'WorkCompletionError';
+    this.status = wc.status;
+    this.statusName = statusName;
+    this.vendorErr = wc.vendorErr;
+    this.qpNum = wc.qpNum;
+  }
+}
+
+// What most often stands behind a status.
+const hints: Record<string, string> = {
+  WR_FLUSH_ERR: 'not executed, since the queue pair was closed or an earlier request failed',
+  RETRY_EXC_ERR:
+    'the peer did not answer; is it alive and connected, the GID right, UDP port 4791 open, the MTU passing?',
+  RNR_RETRY_EXC_ERR: 'the peer had no receive posted',
+  REM_ACCESS_ERR: 'the peer refused the key, the range or the right; is the region still open there, with that access?',
+  REM_INV_REQ_ERR: 'the peer found the request invalid; does the message fit its receive buffer?',
+  LOC_PROT_ERR: 'a local buffer is not in its region, or the region lacks LOCAL_WRITE',
+  LOC_LEN_ERR: 'the message is longer than the receive buffer',
+};

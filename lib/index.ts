@@ -3,7 +3,31 @@
  *
  * @packageDocumentation
  */
-export { BusyError, PostError, RdmaClosedError, RdmaError, RdmaUnavailableError } from './errors.ts';
+export {
+  type ConnectionInfo,
+  type ConnectOptions,
+  connectionInfo,
+  connectQueuePair,
+  decodeConnectionInfo,
+  encodeConnectionInfo,
+} from './endpoint/connect.ts';
+export { Endpoint, type OperationOptions, type Received } from './endpoint/endpoint.ts';
+export {
+  type ConnectTcpOptions,
+  connectTcp,
+  type EndpointOptions,
+  type ListenTcpOptions,
+  listenTcp,
+  TcpListener,
+} from './endpoint/tcp.ts';
+export {
+  BusyError,
+  PostError,
+  RdmaClosedError,
+  RdmaError,
+  RdmaUnavailableError,
+  WorkCompletionError,
+} from './errors.ts';
 export * from './native/constants.gen.ts';
 export type { QpCap } from './native/native.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';

@@ -214,7 +214,7 @@ export class CompletionQueue extends Resource {
       const queue = queueOf(words[at + 1] as number);
       const wrId = queue === undefined ? Number.NaN : queue.complete(words[at] as number);
       // Some providers leave the completions of a destroyed queue pair in the queue; those are dropped on all.
-      if (wrId !== wrId) continue;
+      if (Number.isNaN(wrId)) continue;
       if (kept !== i) words.copyWithin(HEADER_WORDS + kept * WORDS, at, at + WORDS);
       this.#wrIds[kept++] = wrId;
     }
@@ -258,9 +258,14 @@ export class CompletionQueue extends Resource {
     const signal = abortSignal(options(options_, 'options', ['signal']).signal, 'options.signal');
     for (;;) {
       signal?.throwIfAborted();
-      const found = this.poll() || (this.reqNotify(), this.poll());
+      let found = this.poll();
+      if (found === 0) {
+        // What arrives between the poll and the arming makes no event.
+        this.reqNotify();
+        found = this.poll();
+      }
       if (found > 0) return found;
-      await this.#event(signal);
+      await this.nextEvent(signal);
     }
   }
 
@@ -272,7 +277,7 @@ export class CompletionQueue extends Resource {
       while (this.poll(1) === 0) {
         this.reqNotify();
         if (this.poll(1) > 0) break;
-        await this.#event(undefined);
+        await this.nextEvent(undefined);
       }
       yield this.#cursor.at(0).toJSON();
     }
@@ -283,7 +288,8 @@ export class CompletionQueue extends Resource {
     for (const waiter of this.#waiters) waiter.resolve();
   }
 
-  async #event(signal: AbortSignal | undefined): Promise<void> {
+  /** Resolves at the next event, for who has armed the queue and polled it empty since. @internal */
+  async nextEvent(signal: AbortSignal | undefined): Promise<void> {
     const channel = this.channel;
     if (channel === null) throw new TypeError('This completion queue has no channel: it can only be polled');
     const { promise, resolve, reject } = withResolvers();

@@ -98,7 +98,7 @@ export abstract class PostList {
     const queue = this.#queue;
     const words = this.words;
     const room = queue.capacity - queue.length;
-    const fits = count <= room ? count : room;
+    const fits = Math.min(count, room);
     for (let i = 0, sequence = queue.next; i < fits; i++, sequence = (sequence + 1) | 0) {
       const region = this.#regions[i] as MemoryRegion | null;
       if (region?.closed) region.requireOpen();

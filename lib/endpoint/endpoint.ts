@@ -1,0 +1,254 @@
+import { boolean, instance, options, valueError } from '../args.ts';
+import { RdmaClosedError, WorkCompletionError } from '../errors.ts';
+import { QpState, SendFlags, WcFlags, WcStatus, WrOpcode } from '../native/constants.gen.ts';
+import { type WorkCompletion, wcStatusName, wcStatusStr } from '../verbs/completion-queue.ts';
+import type { MemorySlice } from '../verbs/memory-region.ts';
+import { QueuePair } from '../verbs/queue-pair.ts';
+import type { RemoteSlice } from '../verbs/remote-region.ts';
+import type { SendWr } from '../verbs/send-list.ts';
+
+/** How an operation is executed. */
+export interface OperationOptions {
+  /** Begin only when all earlier reads and atomics of this endpoint have completed. Default false. */
+  fence?: boolean;
+  /** Mark the message, so that a peer that waits for solicited events only wakes up. Default false. */
+  solicited?: boolean;
+}
+
+/** A message that was received, or the immediate data of a write. */
+export interface Received {
+  /** Bytes: of the message in the buffer, or of the write into the remote region. */
+  byteLen: number;
+  /** Immediate data in host byte order, or undefined when there was none. */
+  immData: number | undefined;
+}
+
+interface Pending {
+  resolve: (received: Received) => void;
+  reject: (error: Error) => void;
+  operation: string;
+}
+
+const operationOptionNames = ['fence', 'solicited'];
+const settled = Promise.resolve();
+
+/**
+ * A connected queue pair with `await`: each operation is a promise that its completion settles. Operations are executed
+ * in the order of the calls; many may be under way. The memory of an operation is held until its completion, whatever
+ * becomes of the promise.
+ *
+ * A failed operation rejects with a {@link WorkCompletionError}, the queue pair is in the error state then, and
+ * everything behind it rejects with WR_FLUSH_ERR, in order.
+ */
+export class Endpoint {
+  /** The queue pair. Its completion queues belong to this endpoint: nobody else may poll them. */
+  readonly qp: QueuePair;
+  /** What the peer sent along when the connection was made; empty when nothing. */
+  readonly privateData: Buffer;
+  // The requests under way, by wrId: even for sends, odd for receives. Each queue completes in order.
+  readonly #pending = new Map<number, Pending>();
+  #nextId = 0;
+  #scheduled = false;
+  #waiting = false;
+  #closing: Promise<void> | undefined;
+
+  /**
+   * @param qp - connected, its completion queues used by it alone
+   * @param privateData - what the peer sent along
+   */
+  constructor(qp: QueuePair, privateData: Buffer = Buffer.alloc(0)) {
+    this.qp = instance(qp, 'qp', QueuePair);
+    if (qp.recvCq !== qp.sendCq) throw valueError('qp must have one completion queue for both directions');
+    this.privateData = privateData;
+  }
+
+  /** Sends a message: the peer must have a receive for it. @see ibv_post_send(3), IBV_WR_SEND */
+  async send(local: MemorySlice, options_?: OperationOptions & { immData?: number }): Promise<void> {
+    const { immData, ...rest } = options(options_, 'options', [...operationOptionNames, 'immData']);
+    await this.#post(
+      immData === undefined
+        ? { opcode: WrOpcode.SEND, sgList: local }
+        : { opcode: WrOpcode.SEND_WITH_IMM, sgList: local, immData },
+      'send',
+      rest,
+    );
+  }
+
+  /** Receives a message, or the immediate data of a write. The buffers are filled in the order of the calls. */
+  async recv(local?: MemorySlice): Promise<Received> {
+    const wrId = this.#nextId + 1;
+    this.#requireOpen();
+    this.qp.postRecv(local === undefined ? { wrId } : { wrId, sgList: local });
+    return this.#completion(wrId, 'recv');
+  }
+
+  /** Writes local memory into the peer's, which does not notice. */
+  async write(local: MemorySlice, remote: RemoteSlice, options_?: OperationOptions): Promise<void> {
+    await this.#post({ opcode: WrOpcode.RDMA_WRITE, sgList: local, remote }, 'write', options_);
+  }
+
+  /** Writes local memory into the peer's, and ends one of its receives with 32 bits of immediate data. */
+  async writeWithImm(
+    local: MemorySlice,
+    remote: RemoteSlice,
+    immData: number,
+    options_?: OperationOptions,
+  ): Promise<void> {
+    const wr = { opcode: WrOpcode.RDMA_WRITE_WITH_IMM, sgList: local, remote, immData };
+    await this.#post(wr, 'writeWithImm', options_);
+  }
+
+  /** Reads the peer's memory into local memory. */
+  async read(local: MemorySlice, remote: RemoteSlice, options_?: OperationOptions): Promise<void> {
+    await this.#post({ opcode: WrOpcode.RDMA_READ, sgList: local, remote }, 'read', options_);
+  }
+
+  /**
+   * Compares 8 bytes of the peer's memory with a value and, when they are equal, replaces them, as one step.
+   *
+   * @param local - 8 bytes for what was there before, in host byte order
+   * @param remote - at an address that is a multiple of 8
+   * @returns what was there before: equal to `compare` when it was replaced
+   */
+  async compareAndSwap(
+    local: MemorySlice,
+    remote: RemoteSlice,
+    compare: bigint,
+    swap: bigint,
+    options_?: OperationOptions,
+  ): Promise<bigint> {
+    const wr = { opcode: WrOpcode.ATOMIC_CMP_AND_SWP, sgList: local, remote, compareAdd: compare, swap };
+    await this.#post(wr, 'compareAndSwap', options_);
+    return new BigUint64Array(Uint8Array.from(local.buffer).buffer)[0] as bigint;
+  }
+
+  /**
+   * Adds to 8 bytes of the peer's memory, as one step; a sum past 64 bits wraps around.
+   *
+   * @param local - 8 bytes for what was there before, in host byte order
+   * @param remote - at an address that is a multiple of 8
+   * @returns what was there before
+   */
+  async fetchAdd(local: MemorySlice, remote: RemoteSlice, add: bigint, options_?: OperationOptions): Promise<bigint> {
+    const wr = { opcode: WrOpcode.ATOMIC_FETCH_AND_ADD, sgList: local, remote, compareAdd: add };
+    await this.#post(wr, 'fetchAdd', options_);
+    return new BigUint64Array(Uint8Array.from(local.buffer).buffer)[0] as bigint;
+  }
+
+  /**
+   * Ends the connection: what is under way is flushed and rejects with WR_FLUSH_ERR, then the queue pair and its
+   * completion queue are closed. Idempotent; bounded by what the device takes to flush, also when the peer is dead.
+   */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  /** The same as `close()`. */
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  async #close(): Promise<void> {
+    const { qp } = this;
+    if (!qp.closed) {
+      if (this.#pending.size > 0) await qp.modify({ qpState: QpState.ERR });
+      const deadline = Date.now() + 2000;
+      // Flushed requests complete at once; a device that does not flush must not hold the caller.
+      while (this.#pending.size > 0 && Date.now() < deadline) {
+        this.#drain();
+        if (this.#pending.size > 0) await new Promise((resolve) => setTimeout(resolve, 1));
+      }
+      qp.close();
+      qp.sendCq.close();
+    }
+    for (const { reject } of this.#pending.values()) reject(new RdmaClosedError('Endpoint'));
+    this.#pending.clear();
+  }
+
+  #requireOpen(): void {
+    if (this.#closing) throw new RdmaClosedError('Endpoint');
+  }
+
+  async #post(wr: SendWr, operation: string, options_: OperationOptions | undefined): Promise<void> {
+    this.#requireOpen();
+    let flags: number = SendFlags.SIGNALED;
+    if (options_ !== undefined) {
+      const { fence = false, solicited = false } = options(options_, 'options', operationOptionNames);
+      if (boolean(fence, 'options.fence')) flags |= SendFlags.FENCE;
+      if (boolean(solicited, 'options.solicited')) flags |= SendFlags.SOLICITED;
+    }
+    const length = (wr.sgList as MemorySlice | undefined)?.length ?? 0;
+    if (length <= this.qp.cap.maxInlineData && inlinable(wr.opcode)) flags |= SendFlags.INLINE;
+    wr.wrId = this.#nextId;
+    wr.sendFlags = flags;
+    this.qp.postSend(wr);
+    await this.#completion(wr.wrId, operation);
+  }
+
+  // For a request that was just posted.
+  #completion(wrId: number, operation: string): Promise<Received> {
+    this.#nextId += 2;
+    const promise = new Promise<Received>((resolve, reject) => {
+      this.#pending.set(wrId, { resolve, reject, operation });
+    });
+    if (!this.#scheduled) {
+      // Once for all requests of this turn. Fast devices have completed by then, without any event.
+      this.#scheduled = true;
+      settled.then(this.#turn);
+    }
+    return promise;
+  }
+
+  readonly #turn = (): void => {
+    this.#scheduled = false;
+    if (this.qp.closed) return;
+    this.#drain();
+    if (this.#pending.size > 0 && !this.#waiting) void this.#wait();
+  };
+
+  async #wait(): Promise<void> {
+    const cq = this.qp.sendCq;
+    this.#waiting = true;
+    try {
+      while (this.#pending.size > 0) {
+        // Poll, arm, poll again, wait: what arrives between the first two makes no event.
+        cq.reqNotify();
+        this.#drain();
+        if (this.#pending.size > 0) await cq.nextEvent(undefined);
+      }
+    } catch (error) {
+      // The queue was closed meanwhile (RdmaClosedError), or cannot be polled any more.
+      for (const { reject } of this.#pending.values()) reject(error as Error);
+      this.#pending.clear();
+    } finally {
+      this.#waiting = false;
+    }
+  }
+
+  #drain(): void {
+    const cq = this.qp.sendCq;
+    for (let count = cq.poll(); count > 0; count = cq.poll()) {
+      for (let i = 0; i < count; i++) this.#settle(cq.at(i));
+    }
+  }
+
+  #settle(wc: WorkCompletion): void {
+    const pending = this.#pending.get(wc.wrId);
+    if (pending === undefined) return;
+    this.#pending.delete(wc.wrId);
+    if (wc.status === WcStatus.SUCCESS) {
+      const immData = (wc.wcFlags & WcFlags.WITH_IMM) !== 0 ? wc.immData : undefined;
+      pending.resolve({ byteLen: wc.byteLen, immData });
+    } else {
+      const operation = `${pending.operation} on queue pair 0x${wc.qpNum.toString(16)}`;
+      pending.reject(new WorkCompletionError(operation, wc, wcStatusName(wc.status), wcStatusStr(wc.status)));
+    }
+  }
+}
+
+function inlinable(opcode: number): boolean {
+  return (
+    opcode !== WrOpcode.RDMA_READ && opcode !== WrOpcode.ATOMIC_CMP_AND_SWP && opcode !== WrOpcode.ATOMIC_FETCH_AND_ADD
+  );
+}
