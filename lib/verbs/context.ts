@@ -181,7 +181,7 @@ export function getDeviceList(): Device[] {
  * @throws RdmaError ENODEV when there is no such device, with those that there are; EACCES or ENOENT for its device node
  * @see ibv_open_device(3)
  */
-export function openDevice(name: string | undefined = process.env.NODE_RDMA_DEVICE): Context {
+export function openDevice(name: string | undefined = process.env.NODE_RDMA_DEVICE || undefined): Context {
   if (name !== undefined) return open(string(name, 'name'));
   const devices = getDeviceList();
   let first: Context | undefined;

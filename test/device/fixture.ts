@@ -1,0 +1,217 @@
+/** What the device tests share: the two devices of the backend, two connected queue pairs, and waiting with a deadline. */
+import { afterEach, beforeEach, expect } from 'vitest';
+import { type ConnectOptions, connectionInfo, connectQueuePair } from '../../lib/endpoint/connect.ts';
+import {
+  AccessFlags,
+  type CompletionQueue,
+  type Context,
+  type MemoryRegion,
+  openDevice,
+  type ProtectionDomain,
+  type QpAttr,
+  type QpInitAttr,
+  QpState,
+  type QueuePair,
+  RemoteRegion,
+  type WorkCompletion,
+  wcStatusName,
+} from '../../lib/index.ts';
+import { binding } from '../../lib/native/binding.ts';
+
+const backends = {
+  /** The distribution's libmlx5 over a software device, in this process. */
+  model: { devices: ['mlx5_0', 'mlx5_1'] },
+  /** The kernel's rdma_rxe in the VM, two devices on the two ends of a wire. */
+  rxe: { devices: ['rxe0', 'rxe1'] },
+} as const;
+
+const named = process.env.RDMA_TEST_BACKEND;
+if (named !== 'model' && named !== 'rxe') {
+  throw new Error('Device tests need a backend: npm run test:device (a software device) or npm run test:rxe (in a VM)');
+}
+/** Where the tests run. A test that differs says why. */
+export const backend: 'model' | 'rxe' = named;
+export const isRxe = backend === 'rxe';
+/** The two devices: traffic goes from one to the other. */
+export const [deviceA, deviceB] = backends[backend].devices;
+
+/** No single wait takes this long unless it hangs; an emulated VM and the sanitizers are slow. */
+export const DEADLINE_MS = 20_000;
+
+/** Everything a peer may be allowed to do, and what that needs. */
+export const ALL_ACCESS =
+  AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC;
+
+/** After each test of the file: no object of verbs is left, neither open nor collected open. */
+export function expectNoLeaks(): void {
+  let leaked = 0;
+  beforeEach(() => {
+    ({ leaked } = binding().census());
+  });
+  afterEach(() => {
+    expect(binding().census(), 'objects left by the test').toEqual({ open: 0, leaked });
+  });
+}
+
+/** One end: a device with one of everything, its queue pair not yet connected. */
+export interface Side {
+  context: Context;
+  pd: ProtectionDomain;
+  /** For sends and receives. */
+  cq: CompletionQueue;
+  qp: QueuePair;
+  /** Registered memory, with all access. */
+  mr: MemoryRegion;
+}
+
+export interface SideOptions {
+  /** Bytes of memory; default 16 KiB. */
+  bytes?: number;
+  /** Its access flags. */
+  access?: number;
+  /** Entries of the completion queue; default 512. */
+  cqe?: number;
+  cap?: NonNullable<QpInitAttr['cap']>;
+  sqSigAll?: boolean;
+}
+
+/** Opens a device with one of everything. */
+export function openSide(device: string, options: SideOptions = {}): Side {
+  const context = openDevice(device);
+  const pd = context.allocPd();
+  const cq = context.createCq(options.cqe ?? 512);
+  const { cap = {}, sqSigAll = false } = options;
+  const qp = pd.createQp({ sendCq: cq, sqSigAll, cap: { maxSendWr: 64, maxRecvWr: 64, ...cap } });
+  const mr = pd.allocSync(options.bytes ?? 16 * 1024, { access: options.access ?? ALL_ACCESS });
+  return { context, pd, cq, qp, mr };
+}
+
+/** What takes a queue pair from RESET to INIT. */
+export const initAttr = (more: QpAttr = {}): QpAttr => ({
+  qpState: QpState.INIT,
+  pkeyIndex: 0,
+  portNum: 1,
+  qpAccessFlags: AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC,
+  ...more,
+});
+
+/** What takes a queue pair of `from` from INIT to RTR, to talk with the one of `to`. */
+export function rtrAttr(from: Side, to: Side, more: QpAttr = {}): QpAttr {
+  const local = from.context.selectGid();
+  return {
+    qpState: QpState.RTR,
+    pathMtu: from.context.queryPort(1).activeMtu as NonNullable<QpAttr['pathMtu']>,
+    destQpNum: to.qp.qpNum,
+    rqPsn: 0xff_fffe,
+    maxDestRdAtomic: 4,
+    minRnrTimer: 1,
+    ahAttr: { grh: { dgid: to.context.selectGid().gid, sgidIndex: local.gidIndex } },
+    ...more,
+  };
+}
+
+/** What takes a queue pair from RTR to RTS. */
+export const rtsAttr = (more: QpAttr = {}): QpAttr => ({
+  qpState: QpState.RTS,
+  sqPsn: 0xff_fffe,
+  timeout: 14,
+  retryCnt: 7,
+  rnrRetry: 7,
+  maxRdAtomic: 4,
+  ...more,
+});
+
+/** Two sides that are connected. Closes all that there is at the end. */
+export class Pair implements Disposable {
+  readonly a: Side;
+  readonly b: Side;
+  /** The memory of b as a sees it, by way of the token that a peer would send. */
+  readonly remote: RemoteRegion;
+
+  private constructor(a: Side, b: Side) {
+    this.a = a;
+    this.b = b;
+    this.remote = new RemoteRegion(JSON.parse(JSON.stringify(b.mr.remote())));
+  }
+
+  static async connect(options: SideOptions & { b?: SideOptions; connect?: ConnectOptions } = {}): Promise<Pair> {
+    const a = openSide(deviceA, options);
+    const b = openSide(deviceB, { ...options, ...options.b });
+    // A test that makes a receiver not ready should not wait long for the next try.
+    const how = { minRnrTimer: 1, ...options.connect };
+    const [infoA, infoB] = [connectionInfo(a.qp, how), connectionInfo(b.qp, how)];
+    await connectQueuePair(a.qp, infoA, infoB, how);
+    await connectQueuePair(b.qp, infoB, infoA, how);
+    return new Pair(a, b);
+  }
+
+  [Symbol.dispose](): void {
+    // Queue pairs first, so that no test leaves one side sending into the other's end.
+    for (const { qp } of [this.a, this.b]) qp.close();
+    for (const { context } of [this.a, this.b]) context.close({ cascade: true });
+  }
+}
+
+/** A completion of its own: what a cursor shows now. */
+export function snapshot(wc: WorkCompletion): WorkCompletion {
+  return JSON.parse(JSON.stringify(wc));
+}
+
+/** Waits for exactly `count` completions, in their order; fails when there are more or when the deadline passes. */
+export async function completions(cq: CompletionQueue, count: number, what = 'completions'): Promise<WorkCompletion[]> {
+  const found: WorkCompletion[] = [];
+  const signal = AbortSignal.timeout(DEADLINE_MS);
+  while (found.length < count) {
+    const taken = await cq.wait({ signal }).catch((error: Error) => {
+      if (!signal.aborted) throw error;
+      const seen = found.map((wc) => `${wc.wrId} ${wcStatusName(wc.status)}`).join(', ');
+      throw new Error(`${what}: ${found.length} of ${count} came within ${DEADLINE_MS} ms (${seen})`);
+    });
+    for (let i = 0; i < taken; i++) found.push(snapshot(cq.at(i)));
+  }
+  if (found.length > count) throw new Error(`${what}: ${found.length} came where ${count} were expected`);
+  return found;
+}
+
+/** One completion. */
+export async function completion(cq: CompletionQueue, what?: string): Promise<WorkCompletion> {
+  return (await completions(cq, 1, what))[0]!;
+}
+
+/** Waits until a condition holds, a turn of the event loop at a time. */
+export async function until(condition: () => boolean, what: string): Promise<void> {
+  const end = performance.now() + DEADLINE_MS;
+  while (!condition()) {
+    if (performance.now() > end) throw new Error(`${what}: not within ${DEADLINE_MS} ms`);
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+}
+
+/** Fails when a promise has not settled by the deadline. */
+export async function within<T>(promise: Promise<T>, what: string): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`${what}: not within ${DEADLINE_MS} ms`)), DEADLINE_MS);
+  });
+  try {
+    return await Promise.race([promise, late]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** The error that a call throws. */
+export function thrown(call: () => unknown): Error & { code?: string; syscall?: string } {
+  try {
+    call();
+  } catch (error) {
+    return error as Error;
+  }
+  throw new Error('it did not throw');
+}
+
+/** Fills memory with a pattern that differs from page to page and from seed to seed, and returns a copy. */
+export function fill(buffer: Buffer, seed = 1): Buffer {
+  for (let i = 0; i < buffer.length; i++) buffer[i] = (i * 7 + (i >> 8) * 13 + seed * 31) & 0xff;
+  return Buffer.from(buffer);
+}
