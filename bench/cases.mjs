@@ -22,6 +22,8 @@ export const cases = [
   { name: 'write-batch-signaled', batch: 32, requests: 128_000, goal: batched },
   { name: 'write-object', batch: 1, requests: 32_000, goal: { plusNs: 250 } },
   { name: 'write-object-batch', batch: 32, requests: 64_000 },
+  { name: 'write-awaited', batch: 1, requests: 16_000, goal: { plusNs: 1000 } },
+  { name: 'write-awaited-batch', batch: 32, requests: 32_000 },
   { name: 'poll-empty', batch: 1, requests: 256_000 },
   { name: 'event-wait', batch: 1, requests: 2_000 },
 ];

@@ -4,11 +4,11 @@
 import { createInterface } from 'node:readline';
 import {
   AccessFlags,
-  chooseGid,
+  connectionInfo,
+  connectQueuePair,
+  Endpoint,
   getDeviceList,
-  Mtu,
   openDevice,
-  QpState,
   RemoteRegion,
   SendFlags,
   WcStatus,
@@ -18,36 +18,27 @@ import {
 const BYTES = 8;
 const BATCH = 32;
 
-const REMOTE = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC;
-
 const context = openDevice(getDeviceList()[0].name);
 const pd = context.allocPd();
 const sendCq = context.createCq(256);
 const recvCq = context.createCq(256);
-const cap = { maxSendWr: 128, maxRecvWr: 128, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 64 };
-const here = pd.createQp({ sendCq, recvCq, cap });
-const there = pd.createQp({ sendCq, recvCq, cap });
-connect(here, there);
-connect(there, here);
+const [here, there] = await connectedPair(sendCq, recvCq);
+// Endpoints poll by themselves.
+const endpoint = new Endpoint((await connectedPair(context.createCq(256)))[0]);
 
-const mr = pd.allocSync(8192, { access: AccessFlags.LOCAL_WRITE | REMOTE });
+const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC } = AccessFlags;
+const mr = pd.allocSync(8192, { access: LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC });
 const local = mr.slice(0, BYTES);
 const target = mr.slice(4096, BYTES);
 const remote = new RemoteRegion(mr.remote()).slice(4096, BYTES);
 
-function connect(qp, peer) {
-  const { gid, gidIndex } = chooseGid(context.queryGidTable());
-  qp.modifySync({ qpState: QpState.INIT, pkeyIndex: 0, portNum: 1, qpAccessFlags: REMOTE });
-  qp.modifySync({
-    qpState: QpState.RTR,
-    pathMtu: Mtu.MTU_1024,
-    destQpNum: peer.qpNum,
-    rqPsn: 0,
-    maxDestRdAtomic: 16,
-    minRnrTimer: 12,
-    ahAttr: { grh: { dgid: gid, sgidIndex: gidIndex } },
-  });
-  qp.modifySync({ qpState: QpState.RTS, timeout: 14, retryCnt: 7, rnrRetry: 7, sqPsn: 0, maxRdAtomic: 16 });
+async function connectedPair(sendCq, recvCq = sendCq) {
+  const cap = { maxSendWr: 128, maxRecvWr: 128, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 64 };
+  const pair = [0, 1].map(() => pd.createQp({ sendCq, recvCq, cap }));
+  const infos = pair.map((qp) => connectionInfo(qp));
+  await connectQueuePair(pair[0], infos[0], infos[1]);
+  await connectQueuePair(pair[1], infos[1], infos[0]);
+  return pair;
 }
 
 /** Polls until `count` completions were there. */
@@ -120,6 +111,18 @@ const run = {
     for (let i = 0; i < requests; i += BATCH) {
       here.postSend(batch(0));
       drain(sendCq, 1);
+    }
+  },
+
+  'write-awaited': async (requests) => {
+    for (let i = 0; i < requests; i++) await endpoint.write(local, remote);
+  },
+
+  'write-awaited-batch': async (requests) => {
+    for (let i = 0; i < requests; i += BATCH) {
+      const writes = [];
+      for (let k = 0; k < BATCH; k++) writes.push(endpoint.write(local, remote));
+      await Promise.all(writes);
     }
   },
 

@@ -108,7 +108,7 @@ static struct ibv_send_wr request(enum ibv_wr_opcode opcode, unsigned flags) {
 // A linked list of writes, of which the last is signalled, or all are.
 static void prepare_batch(struct ibv_send_wr* wrs, unsigned flags) {
   for (int i = 0; i < BATCH; i++) {
-    wrs[i] = request(IBV_WR_RDMA_WRITE, i == BATCH - 1 ? IBV_SEND_SIGNALED : flags);
+    wrs[i] = request(IBV_WR_RDMA_WRITE, i == BATCH - 1 ? flags | IBV_SEND_SIGNALED : flags);
     wrs[i].wr_id = i;
     wrs[i].next = i == BATCH - 1 ? NULL : &wrs[i + 1];
   }
@@ -155,6 +155,15 @@ static void write_batch(long requests) {
 static void write_batch_signaled(long requests) {
   struct ibv_send_wr wrs[BATCH];
   prepare_batch(wrs, IBV_SEND_SIGNALED);
+  for (long i = 0; i < requests; i += BATCH) {
+    post(wrs);
+    drain(send_cq, BATCH);
+  }
+}
+
+static void write_inline_batch(long requests) {
+  struct ibv_send_wr wrs[BATCH];
+  prepare_batch(wrs, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
   for (long i = 0; i < requests; i += BATCH) {
     post(wrs);
     drain(send_cq, BATCH);
@@ -231,7 +240,9 @@ static const struct {
     {"write-batch-signaled", write_batch_signaled},
     {"write-object", write_object},
     {"write-object-batch", write_object_batch},
-    {"write-awaited", write_prepared},
+    // Endpoints send what is short inline.
+    {"write-awaited", write_inline_prepared},
+    {"write-awaited-batch", write_inline_batch},
     {"poll-empty", poll_empty},
     {"event-wait", event_wait},
 };
