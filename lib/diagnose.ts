@@ -1,6 +1,7 @@
-/** Says what this machine has and lacks for RDMA, and what to type. It reads files, so it needs neither addon nor library. */
+/** Says what this machine has and lacks for RDMA, and what to type. It reads files, and asks the addon where there is one. */
 import { accessSync, constants, readdirSync, readFileSync } from 'node:fs';
 import { basename, dirname, isAbsolute, join } from 'node:path';
+import { binding } from './native/binding.ts';
 
 /** One thing that was looked at. */
 export interface Finding {
@@ -38,7 +39,10 @@ export interface DiagnoseOptions {
   isRoot?: boolean;
   /** Throws when the process may not read and write the file. */
   access?: (path: string) => void;
-  /** Loads the addon, whose answers count for more than files do. Without it only files are judged. */
+  /**
+   * Loads the addon, whose answers count for more than files do. Default: that of this package, or none with another
+   * `root`: then only files are judged.
+   */
   addon?: () => Addon;
 }
 
@@ -135,7 +139,8 @@ class Examination {
     this.#sudo = (options.isRoot ?? process.getuid?.() === 0) ? '' : 'sudo ';
     this.#container = this.#findContainer();
     try {
-      const addon = options.addon?.();
+      const load = options.addon ?? (options.root === undefined ? binding : undefined);
+      const addon = load?.();
       this.#loadState = addon?.loadState();
       this.#listed = this.#loadState?.available ? addon?.getDeviceList().map(({ name }) => name) : undefined;
     } catch (cause) {

@@ -3,6 +3,7 @@
  *
  * @packageDocumentation
  */
+export { type DiagnoseOptions, type Diagnosis, diagnose, type Finding, isAvailable } from './diagnose.ts';
 export {
   type ConnectionInfo,
   type ConnectOptions,

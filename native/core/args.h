@@ -1,5 +1,5 @@
-// Readers of arguments and of option objects. TypeScript has checked ranges and named the argument; these check the type
-// only, so that nothing wrong reaches C.
+// Readers of arguments and of option objects. TypeScript has checked ranges and named the argument; these check the
+// type only, so that nothing wrong reaches C.
 #pragma once
 
 #include <napi.h>

@@ -40,11 +40,11 @@ class Cell {
 template <class T>
 struct HandleType;
 
-#define RDMA_HANDLE_TYPE(T, name_, low)                                        \
-  template <>                                                                  \
-  struct HandleType<T> {                                                       \
-    static constexpr napi_type_tag tag = {0x6e6f64652d72646dULL, low};         \
-    static constexpr const char* name = name_;                                 \
+#define RDMA_HANDLE_TYPE(T, name_, low)                                \
+  template <>                                                          \
+  struct HandleType<T> {                                               \
+    static constexpr napi_type_tag tag = {0x6e6f64652d72646dULL, low}; \
+    static constexpr const char* name = name_;                         \
   }
 
 template <class T>

@@ -22,8 +22,8 @@ void ExportConstants(Napi::Object exports) {
 
   Napi::Object layout = Napi::Object::New(env);
   Napi::Object fields;
-#define RDMA_STRUCT(name, type)       \
-  fields = Napi::Object::New(env);    \
+#define RDMA_STRUCT(name, type)            \
+  fields = Napi::Object::New(env);         \
   SetNumber(fields, "size", sizeof(type)); \
   layout.Set(#name, fields);
 #define RDMA_FIELD(type, name, field) SetNumber(fields, #name, offsetof(type, field));

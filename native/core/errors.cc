@@ -9,11 +9,12 @@ Napi::Error MakeVerbError(Napi::Env env, const VerbError& error) {
   const MissingFunction missing = TakeMissingFunction();
   Napi::Value detail = env.Undefined();
   if (error.err == EOPNOTSUPP && missing.name != nullptr) {
-    detail = Napi::String::New(env, std::string("this library has no ") + missing.name + ", which came with rdma-core " +
-                                        missing.since);
+    detail = Napi::String::New(
+        env, std::string("this library has no ") + missing.name + ", which came with rdma-core " + missing.since);
   }
-  return Napi::Error(env, Environment::Of(env).rdma_error.New(
-                              {Napi::String::New(env, error.verb), Napi::Number::New(env, error.err), detail}));
+  const Napi::FunctionReference& type = Environment::Of(env).rdma_error;
+  if (type.IsEmpty()) return Napi::Error::New(env, std::string(error.verb) + " failed before setErrorClass()");
+  return Napi::Error(env, type.New({Napi::String::New(env, error.verb), Napi::Number::New(env, error.err), detail}));
 }
 
 namespace {

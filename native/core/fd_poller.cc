@@ -24,9 +24,8 @@ FdPoller* FdPoller::Create(Napi::Env env, int fd, std::function<void()> on_reada
 
 void FdPoller::Start() {
   if (closing_) return;
-  uv_poll_start(&poll_, UV_READABLE, [](uv_poll_t* handle, int, int) {
-    static_cast<FdPoller*>(handle->data)->on_readable_();
-  });
+  uv_poll_start(&poll_, UV_READABLE,
+                [](uv_poll_t* handle, int, int) { static_cast<FdPoller*>(handle->data)->on_readable_(); });
 }
 
 void FdPoller::Stop() {

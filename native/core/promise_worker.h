@@ -53,8 +53,7 @@ class PromiseWorker {
       if (self->outcome_.error) {
         napi_reject_deferred(self->env_, self->deferred_, MakeVerbError(self->env_, self->outcome_.error).Value());
       } else {
-        napi_resolve_deferred(self->env_, self->deferred_,
-                              self->finish_(self->env_, std::move(self->outcome_.value)));
+        napi_resolve_deferred(self->env_, self->deferred_, self->finish_(self->env_, std::move(self->outcome_.value)));
       }
     } catch (const Napi::Error& error) {
       napi_reject_deferred(self->env_, self->deferred_, error.Value());

@@ -17,7 +17,7 @@ size_t HugePageSize() {
     while (kib == 0 && fgets(line, sizeof line, file) != nullptr) {
       if (sscanf(line, "Hugepagesize: %zu kB", &kib) != 1) kib = 0;  // NOLINT(cert-err34-c): the kernel wrote it
     }
-    fclose(file);
+    (void)fclose(file);
   }
   return (kib != 0 ? kib : 2048) * 1024;
 }

@@ -19,8 +19,8 @@ struct Outcome {
   VerbError error;
 
   Outcome() = default;
-  Outcome(T v) : value(std::move(v)) {}       // NOLINT(google-explicit-constructor)
-  Outcome(VerbError e) : error(e) {}          // NOLINT(google-explicit-constructor)
+  Outcome(T v) : value(std::move(v)) {}  // NOLINT(google-explicit-constructor)
+  Outcome(VerbError e) : error(e) {}     // NOLINT(google-explicit-constructor)
 };
 
 // NULL with errno set. Some providers forget errno; a failure must not read as success.

@@ -1,5 +1,6 @@
 // The owners of verbs objects. Each holds its parents by shared_ptr, so a parent's verbs object outlives its children's
-// in any order of garbage collection, worker termination or exit. No Node-API here: owners are made on pool threads too.
+// in any order of garbage collection, worker termination or exit. No Node-API here: owners are made on pool threads
+// too.
 #pragma once
 
 #include <atomic>

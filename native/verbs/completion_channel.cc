@@ -48,8 +48,7 @@ class ChannelEvents final : public Owner {
     for (size_t i = 0; i < ids.size(); i++) list.Set(static_cast<uint32_t>(i), Napi::Number::New(env, ids[i]));
     napi_value argument = list;
     napi_value result = nullptr;
-    const napi_status status =
-        napi_make_callback(env, nullptr, env.Global(), callback_.Value(), 1, &argument, &result);
+    const napi_status status = napi_make_callback(env, nullptr, env.Global(), callback_.Value(), 1, &argument, &result);
     napi_value exception = nullptr;
     if (status == napi_pending_exception && napi_get_and_clear_last_exception(env, &exception) == napi_ok) {
       napi_fatal_exception(env, exception);
@@ -76,8 +75,7 @@ Napi::Value CreateCompChannel(const Napi::CallbackInfo& info) {
 Napi::Value CreateChannelEvents(const Napi::CallbackInfo& info) {
   auto channel = HandleArg<ChannelHandle>(info, 0);
   if (!info[1].IsFunction()) ThrowType(info.Env(), "callback is not a function");
-  return WrapHandle(info.Env(),
-                    std::make_shared<ChannelEvents>(info.Env(), channel, info[1].As<Napi::Function>()));
+  return WrapHandle(info.Env(), std::make_shared<ChannelEvents>(info.Env(), channel, info[1].As<Napi::Function>()));
 }
 
 Napi::Value StartChannelEvents(const Napi::CallbackInfo& info) {

@@ -99,8 +99,8 @@ Napi::Value QueryGid(const Napi::CallbackInfo& info) {
   const uint32_t index = Uint32Arg(info, 2, "gidIndex");
   ibv_gid gid{};
   errno = 0;
-  Check(env, FromErrno("ibv_query_gid", ibv_query_gid(context->get(), static_cast<uint8_t>(port),
-                                                      static_cast<int>(index), &gid)));
+  Check(env, FromErrno("ibv_query_gid",
+                       ibv_query_gid(context->get(), static_cast<uint8_t>(port), static_cast<int>(index), &gid)));
   return Napi::Buffer<uint8_t>::Copy(env, gid.raw, sizeof gid.raw);
 }
 
@@ -147,8 +147,8 @@ Napi::Value QueryPkey(const Napi::CallbackInfo& info) {
   const uint32_t index = Uint32Arg(info, 2, "index");
   __be16 pkey = 0;
   errno = 0;
-  Check(env, FromErrno("ibv_query_pkey", ibv_query_pkey(context->get(), static_cast<uint8_t>(port),
-                                                        static_cast<int>(index), &pkey)));
+  Check(env, FromErrno("ibv_query_pkey",
+                       ibv_query_pkey(context->get(), static_cast<uint8_t>(port), static_cast<int>(index), &pkey)));
   return Napi::Number::New(env, be16toh(pkey));
 }
 

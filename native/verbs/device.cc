@@ -17,7 +17,8 @@ std::string FormatGuid(__be64 guid) {
   unsigned char b[8];
   memcpy(b, &guid, sizeof b);
   char text[20];
-  snprintf(text, sizeof text, "%02x%02x:%02x%02x:%02x%02x:%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]);
+  (void)snprintf(text, sizeof text, "%02x%02x:%02x%02x:%02x%02x:%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5], b[6],
+                 b[7]);
   return text;
 }
 

@@ -96,9 +96,9 @@ Napi::Object DescribeAllocated(Napi::Env env, Allocated allocated) {
 
 // (pd, length, access, hugePages)
 Napi::Value AllocMrSync(const Napi::CallbackInfo& info) {
-  return DescribeAllocated(
-      info.Env(), Unwrap(info.Env(), Allocate(HandleArg<PdHandle>(info, 0), SizeArg(info, 1, "length"),
-                                              Uint32Arg(info, 2, "access"), info[3].ToBoolean())));
+  return DescribeAllocated(info.Env(),
+                           Unwrap(info.Env(), Allocate(HandleArg<PdHandle>(info, 0), SizeArg(info, 1, "length"),
+                                                       Uint32Arg(info, 2, "access"), info[3].ToBoolean())));
 }
 
 Napi::Value AllocMr(const Napi::CallbackInfo& info) {

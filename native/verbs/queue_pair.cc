@@ -71,28 +71,28 @@ ibv_ah_attr GetAhAttr(const Napi::Object& parent, const char* name) {
 }
 
 // The plain attributes of struct ibv_qp_attr: (mask bit, name in JavaScript, field).
-#define QP_ATTRIBUTES(X)                                                  \
-  X(IBV_QP_STATE, "qpState", qp_state)                                    \
-  X(IBV_QP_CUR_STATE, "curQpState", cur_qp_state)                         \
-  X(IBV_QP_EN_SQD_ASYNC_NOTIFY, "enSqdAsyncNotify", en_sqd_async_notify)  \
-  X(IBV_QP_ACCESS_FLAGS, "qpAccessFlags", qp_access_flags)                \
-  X(IBV_QP_PKEY_INDEX, "pkeyIndex", pkey_index)                           \
-  X(IBV_QP_PORT, "portNum", port_num)                                     \
-  X(IBV_QP_QKEY, "qkey", qkey)                                            \
-  X(IBV_QP_PATH_MTU, "pathMtu", path_mtu)                                 \
-  X(IBV_QP_TIMEOUT, "timeout", timeout)                                   \
-  X(IBV_QP_RETRY_CNT, "retryCnt", retry_cnt)                              \
-  X(IBV_QP_RNR_RETRY, "rnrRetry", rnr_retry)                              \
-  X(IBV_QP_RQ_PSN, "rqPsn", rq_psn)                                       \
-  X(IBV_QP_MAX_QP_RD_ATOMIC, "maxRdAtomic", max_rd_atomic)                \
-  X(IBV_QP_ALT_PATH, "altPkeyIndex", alt_pkey_index)                      \
-  X(IBV_QP_ALT_PATH, "altPortNum", alt_port_num)                          \
-  X(IBV_QP_ALT_PATH, "altTimeout", alt_timeout)                           \
-  X(IBV_QP_MIN_RNR_TIMER, "minRnrTimer", min_rnr_timer)                   \
-  X(IBV_QP_SQ_PSN, "sqPsn", sq_psn)                                       \
-  X(IBV_QP_MAX_DEST_RD_ATOMIC, "maxDestRdAtomic", max_dest_rd_atomic)     \
-  X(IBV_QP_PATH_MIG_STATE, "pathMigState", path_mig_state)                \
-  X(IBV_QP_DEST_QPN, "destQpNum", dest_qp_num)                            \
+#define QP_ATTRIBUTES(X)                                                 \
+  X(IBV_QP_STATE, "qpState", qp_state)                                   \
+  X(IBV_QP_CUR_STATE, "curQpState", cur_qp_state)                        \
+  X(IBV_QP_EN_SQD_ASYNC_NOTIFY, "enSqdAsyncNotify", en_sqd_async_notify) \
+  X(IBV_QP_ACCESS_FLAGS, "qpAccessFlags", qp_access_flags)               \
+  X(IBV_QP_PKEY_INDEX, "pkeyIndex", pkey_index)                          \
+  X(IBV_QP_PORT, "portNum", port_num)                                    \
+  X(IBV_QP_QKEY, "qkey", qkey)                                           \
+  X(IBV_QP_PATH_MTU, "pathMtu", path_mtu)                                \
+  X(IBV_QP_TIMEOUT, "timeout", timeout)                                  \
+  X(IBV_QP_RETRY_CNT, "retryCnt", retry_cnt)                             \
+  X(IBV_QP_RNR_RETRY, "rnrRetry", rnr_retry)                             \
+  X(IBV_QP_RQ_PSN, "rqPsn", rq_psn)                                      \
+  X(IBV_QP_MAX_QP_RD_ATOMIC, "maxRdAtomic", max_rd_atomic)               \
+  X(IBV_QP_ALT_PATH, "altPkeyIndex", alt_pkey_index)                     \
+  X(IBV_QP_ALT_PATH, "altPortNum", alt_port_num)                         \
+  X(IBV_QP_ALT_PATH, "altTimeout", alt_timeout)                          \
+  X(IBV_QP_MIN_RNR_TIMER, "minRnrTimer", min_rnr_timer)                  \
+  X(IBV_QP_SQ_PSN, "sqPsn", sq_psn)                                      \
+  X(IBV_QP_MAX_DEST_RD_ATOMIC, "maxDestRdAtomic", max_dest_rd_atomic)    \
+  X(IBV_QP_PATH_MIG_STATE, "pathMigState", path_mig_state)               \
+  X(IBV_QP_DEST_QPN, "destQpNum", dest_qp_num)                           \
   X(IBV_QP_RATE_LIMIT, "rateLimit", rate_limit)
 
 struct Modification {
@@ -140,8 +140,8 @@ Napi::Value QueryQp(const Napi::CallbackInfo& info) {
   auto qp = HandleArg<QpHandle>(info, 0);
   ibv_qp_attr attr{};
   ibv_qp_init_attr init{};
-  Check(env, FromRet("ibv_query_qp",
-                     ibv_query_qp(qp->get(), &attr, static_cast<int>(Uint32Arg(info, 1, "mask")), &init)));
+  Check(env,
+        FromRet("ibv_query_qp", ibv_query_qp(qp->get(), &attr, static_cast<int>(Uint32Arg(info, 1, "mask")), &init)));
   Napi::Object object = Napi::Object::New(env);
 #define WRITE(bit, name, field) SetNumber(object, name, attr.field);
   QP_ATTRIBUTES(WRITE)
