@@ -1,0 +1,148 @@
+/* What the device says of itself: limits, port, GID table. The figures are those of a ConnectX-5. */
+#include <errno.h>
+#include <string.h>
+
+#include "model.h"
+
+uint64_t device_guid(int dev) { return 0x0c42a10300000000ull + (uint64_t)dev; }
+
+/* RoCE has each address twice, for version 1 and 2. */
+bool device_gid_is_v2(unsigned index) { return !cfg.ib && index % 2; }
+
+/* On Ethernet: link-local v1, v2, then IPv4 10.99.0.<dev + 1> v1, v2. On InfiniBand only the port's own GID. */
+void device_gid(int dev, unsigned index, union ibv_gid* gid) {
+  memset(gid, 0, sizeof *gid);
+  if (index < (cfg.ib ? 1 : 2)) {
+    gid->global.subnet_prefix = htobe64(0xfe80000000000000ull);
+    gid->global.interface_id = htobe64(0x0e42a1fffe000000ull + (uint64_t)dev);
+  } else if (index < 4 && !cfg.ib) {
+    gid->global.interface_id = htobe64(0x0000ffff0a630001ull + (uint64_t)dev);
+  }
+}
+
+int check_address(uint8_t port, bool is_global, unsigned sgid_index) {
+  if (port != 1) return EINVAL;
+  if (!is_global) return cfg.ib ? 0 : EINVAL; /* RoCE always has a GRH */
+  if (sgid_index >= GID_TABLE_LEN) return EINVAL;
+  union ibv_gid gid;
+  device_gid(0, sgid_index, &gid);
+  return gid.global.interface_id ? 0 : ENODATA; /* an empty entry of the table */
+}
+
+int cmd_get_context(struct command* cmd) {
+  struct ctx* c = cmd->ctx;
+  struct mlx5_ib_alloc_ucontext_req_v2 req;
+  command_driver_request(cmd, sizeof(struct ib_uverbs_get_context), &req, sizeof req);
+  if (c->async_file || req.total_num_bfregs < 4) return EINVAL;
+  int err = engine_start_thread();
+  if (err) return err;
+  c->async_file = file_new_events();
+  if (!c->async_file) return EMFILE;
+  file_hold(c->async_file);
+  c->bfregs = req.total_num_bfregs & ~1u;
+  c->low_latency_bfregs = min_of(req.num_low_latency_bfregs, 31u);
+  if (c->low_latency_bfregs > c->bfregs - 2) c->low_latency_bfregs = c->bfregs - 2;
+  struct ib_uverbs_get_context_resp resp = {.async_fd = c->async_file->read_fd, .num_comp_vectors = COMP_VECTORS};
+  struct mlx5_ib_alloc_ucontext_resp driver = {
+      .qp_tab_size = MAX_OBJECTS,
+      .bf_reg_size = 512,
+      .tot_bfregs = c->bfregs,
+      .cache_line_size = 64,
+      .max_sq_desc_sz = 1024,
+      .max_rq_desc_sz = 512,
+      .max_send_wqebb = MAX_QP_WR,
+      .max_recv_wr = MAX_QP_WR,
+      .max_srq_recv_wr = MAX_SRQ_WR,
+      .num_ports = 1,
+      .response_length = sizeof driver,
+      .cqe_version = 1, /* CQEs name the QP by uidx */
+      .cmds_supp_uhw = MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE | MLX5_USER_CMDS_SUPP_UHW_CREATE_AH,
+      .eth_min_inline = MLX5_USER_INLINE_MODE_NONE,
+      .log_uar_size = 12,
+      .num_uars_per_page = 1,
+  };
+  command_reply(cmd, &resp, sizeof resp, &driver, sizeof driver);
+  return 0;
+}
+
+static void device_attributes(int dev, struct ib_uverbs_query_device_resp* r) {
+  *r = (struct ib_uverbs_query_device_resp){
+      .fw_ver = 16ull << 32 | 35ull << 16 | 4030,
+      .node_guid = htobe64(device_guid(dev)),
+      .sys_image_guid = htobe64(device_guid(dev)),
+      .max_mr_size = UINT64_MAX,
+      .page_size_cap = 0xfffffffffffff000ull,
+      .vendor_id = 0x02c9,
+      .vendor_part_id = DEVICE_ID,
+      .max_qp = MAX_OBJECTS / 2,
+      .max_qp_wr = MAX_QP_WR,
+      .device_cap_flags = 0xed721c36,
+      .max_sge = 30,
+      .max_sge_rd = 30,
+      .max_cq = MAX_OBJECTS / 2,
+      .max_cqe = MAX_CQE,
+      .max_mr = MAX_OBJECTS / 2,
+      .max_pd = MAX_OBJECTS / 2,
+      .max_qp_rd_atom = MAX_RD_ATOMIC,
+      .max_res_rd_atom = 2097152,
+      .max_qp_init_rd_atom = MAX_RD_ATOMIC,
+      .atomic_cap = IBV_ATOMIC_HCA,
+      .max_mw = MAX_OBJECTS / 2,
+      .max_mcast_grp = 2097152,
+      .max_mcast_qp_attach = 240,
+      .max_total_mcast_qp_attach = 503316480,
+      .max_ah = MAX_OBJECTS / 2,
+      .max_srq = MAX_OBJECTS / 2,
+      .max_srq_wr = MAX_SRQ_WR,
+      .max_srq_sge = MAX_SRQ_SGE,
+      .max_pkeys = 128,
+      .local_ca_ack_delay = 16,
+      .phys_port_cnt = 1,
+  };
+}
+
+int cmd_query_device(struct command* cmd) {
+  struct ib_uverbs_query_device_resp resp;
+  device_attributes(cmd->ctx->dev, &resp);
+  command_reply(cmd, &resp, sizeof resp, NULL, 0);
+  return 0;
+}
+
+int cmd_ex_query_device(struct command* cmd) {
+  struct ib_uverbs_ex_query_device_resp resp = {
+      .response_length = min_of(sizeof resp, cmd->driver_out_offset),
+      .timestamp_mask = UINT64_MAX,
+      .hca_core_clock = 156250,
+      .cq_moderation_caps = {.max_cq_moderation_count = 65535, .max_cq_moderation_period = 4095},
+  };
+  device_attributes(cmd->ctx->dev, &resp.base);
+  resp.device_cap_flags_ex = resp.base.device_cap_flags;
+  struct mlx5_ib_query_device_resp driver = {.response_length = sizeof driver};
+  command_reply(cmd, &resp, sizeof resp, &driver, sizeof driver);
+  return 0;
+}
+
+int cmd_query_port(struct command* cmd) {
+  struct ib_uverbs_query_port req;
+  command_request(cmd, &req, sizeof req);
+  if (req.port_num != 1) return EINVAL;
+  struct ib_uverbs_query_port_resp resp = {
+      .port_cap_flags = cfg.ib ? 0x2651e848 : 0x04010000,
+      .max_msg_sz = MAX_MSG_SIZE,
+      .gid_tbl_len = GID_TABLE_LEN,
+      .pkey_tbl_len = cfg.ib ? 128 : 1,
+      .lid = cfg.ib ? 1 + cmd->ctx->dev : 0,
+      .sm_lid = cfg.ib,
+      .state = IBV_PORT_ACTIVE,
+      .max_mtu = IBV_MTU_4096,
+      .active_mtu = cfg.ib ? IBV_MTU_4096 : IBV_MTU_1024, /* what fits an Ethernet MTU of 1500 */
+      .max_vl_num = 1,
+      .active_width = 2,  /* 4X */
+      .active_speed = 32, /* EDR: 100 Gb/s */
+      .phys_state = 5,    /* LinkUp */
+      .link_layer = cfg.ib ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET,
+      .flags = cfg.ib ? 0 : IBV_QPF_GRH_REQUIRED,
+  };
+  command_reply(cmd, &resp, sizeof resp, NULL, 0);
+  return 0;
+}

@@ -1,0 +1,243 @@
+/* Memory regions, memory windows, and the accounting of pinned pages. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "model.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+static uint64_t pages_pinned; /* as mm->pinned_vm: of the whole process */
+
+static bool may_pin_without_limit(void) {
+  struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+  struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {{0}};
+  return !syscall(SYS_capget, &header, data) && (data[0].effective >> CAP_IPC_LOCK & 1);
+}
+
+static bool over_limit(uint64_t pages, uint64_t page_size) {
+  if (cfg.memlock >= 0) return pages > (uint64_t)cfg.memlock / page_size;
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) || limit.rlim_cur == RLIM_INFINITY) return false;
+  return pages > limit.rlim_cur / page_size && !may_pin_without_limit();
+}
+
+/* MADV_POPULATE_* came with Linux 5.14; an older kernel refuses it for our own memory too. */
+static bool can_populate(uint64_t page_size) {
+  static char mine;
+  static int known; /* 0: not asked yet */
+  if (!known) known = madvise((void*)((uint64_t)&mine & ~(page_size - 1)), page_size, MADV_POPULATE_READ) ? -1 : 1;
+  return known > 0;
+}
+
+/*
+ * Are the pages there, with the right to read or write them? Populating faults them in just as pinning does, so it
+ * refuses what pinning refuses. Where that cannot be had, mincore() at least finds the holes.
+ */
+static bool pages_present(uint64_t start, uint64_t length, uint64_t page_size, bool writable) {
+  if (can_populate(page_size))
+    return !madvise((void*)start, length, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+  enum { CHUNK = 256 };
+  unsigned char resident[CHUNK];
+  for (uint64_t done = 0; done < length; done += CHUNK * page_size) {
+    uint64_t n = min_of(length - done, CHUNK * page_size);
+    if (mincore((void*)(start + done), n, resident)) return false;
+  }
+  return true;
+}
+
+/* The checks of the kernel's ib_umem_get(), in its order. */
+int memory_pin(struct pin* pin, uint64_t addr, uint64_t length, bool writable) {
+  uint64_t page = sysconf(_SC_PAGESIZE), end = addr + length, aligned_end = (end + page - 1) & ~(page - 1);
+  if (end < addr || aligned_end < end) return EINVAL;
+  uint64_t start = addr & ~(page - 1), pages = (aligned_end - start) / page;
+  if (pages == 0 || pages > UINT32_MAX) return EINVAL; /* so a zero length fails only on a page boundary */
+  if (over_limit(pages_pinned + pages, page)) return ENOMEM;
+  if (!pages_present(start, pages * page, page, writable)) return EFAULT;
+  pages_pinned += pages;
+  pin->pages = pages;
+  return 0;
+}
+
+void memory_unpin(struct pin* pin) {
+  pages_pinned -= pin->pages;
+  pin->pages = 0;
+}
+
+/* The kernel's ib_check_mr_access() */
+static int check_access(uint32_t access) {
+  const uint32_t supported = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                             IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
+                             IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE;
+  if ((access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) && !(access & IBV_ACCESS_LOCAL_WRITE))
+    return EINVAL;
+  if (access & ~supported) return EINVAL;
+  if (access & IBV_ACCESS_ON_DEMAND) return EOPNOTSUPP; /* the model's device has no on-demand paging */
+  return 0;
+}
+
+/* The kernel's ib_access_writable() */
+static bool writable(uint32_t access) {
+  return access & (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND);
+}
+
+static bool same_page_offset(uint64_t start, uint64_t iova) {
+  return !((start ^ iova) & (uint64_t)(sysconf(_SC_PAGESIZE) - 1));
+}
+
+int cmd_reg_mr(struct command* cmd) {
+  struct ib_uverbs_reg_mr req;
+  command_request(cmd, &req, sizeof req);
+  struct pd* pd = object_find(cmd->ctx, KIND_PD, req.pd_handle);
+  if (!pd || !same_page_offset(req.start, req.hca_va)) return EINVAL;
+  int err = check_access(req.access_flags);
+  if (err) return err;
+  struct mkey* m = calloc(1, sizeof *m);
+  if (!m) return ENOMEM;
+  err = memory_pin(&m->pin, req.start, req.length, writable(req.access_flags));
+  if (err || !object_add(cmd->ctx, KIND_MKEY, &m->o)) {
+    memory_unpin(&m->pin);
+    free(m);
+    return err ? err : ENOMEM;
+  }
+  static uint8_t variant; /* so that the key of a region that is gone does not work for the next one */
+  m->key = m->o.id << 8 | ++variant;
+  m->pd = pd;
+  pd->o.users++;
+  m->access = req.access_flags;
+  m->va = (uint8_t*)req.start;
+  m->iova = req.hca_va;
+  m->length = req.length;
+  struct ib_uverbs_reg_mr_resp resp = {.mr_handle = m->o.id, .lkey = m->key, .rkey = m->key};
+  command_reply(cmd, &resp, sizeof resp, NULL, 0);
+  return 0;
+}
+
+int cmd_rereg_mr(struct command* cmd) {
+  struct ib_uverbs_rereg_mr req;
+  command_request(cmd, &req, sizeof req);
+  struct mkey* m = object_find(cmd->ctx, KIND_MKEY, req.mr_handle);
+  struct pd* pd = object_find(cmd->ctx, KIND_PD, req.pd_handle);
+  if (!m || m->mw_type) return EINVAL;
+  if (req.flags & ~(uint32_t)IBV_REREG_MR_FLAGS_SUPPORTED) return EINVAL;
+  if ((req.flags & IBV_REREG_MR_CHANGE_PD) && !pd) return EINVAL;
+  if (m->o.users) return EBUSY; /* windows are bound to it */
+  uint32_t access = req.flags & IBV_REREG_MR_CHANGE_ACCESS ? req.access_flags : m->access;
+  int err = check_access(access);
+  if (err) return err;
+  if (req.flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
+    if (!same_page_offset(req.start, req.hca_va)) return EINVAL;
+    struct pin pin = {0};
+    err = memory_pin(&pin, req.start, req.length, writable(access));
+    if (err) return err;
+    memory_unpin(&m->pin);
+    m->pin = pin;
+    m->va = (uint8_t*)req.start;
+    m->iova = req.hca_va;
+    m->length = req.length;
+  }
+  m->access = access;
+  if (req.flags & IBV_REREG_MR_CHANGE_PD) {
+    m->pd->o.users--;
+    m->pd = pd;
+    pd->o.users++;
+  }
+  struct ib_uverbs_rereg_mr_resp resp = {.lkey = m->key, .rkey = m->key};
+  command_reply(cmd, &resp, sizeof resp, NULL, 0);
+  return 0;
+}
+
+void mkey_destroy(struct mkey* m) {
+  if (m->mw_type) window_unbind(m);
+  m->pd->o.users--;
+  memory_unpin(&m->pin);
+  object_remove(&m->o);
+  free(m);
+}
+
+int cmd_dereg_mr(struct command* cmd) {
+  struct ib_uverbs_dereg_mr req;
+  command_request(cmd, &req, sizeof req);
+  struct mkey* m = object_find(cmd->ctx, KIND_MKEY, req.mr_handle);
+  if (!m || m->mw_type) return ENOENT;
+  if (m->o.users) return EBUSY;
+  mkey_destroy(m);
+  return 0;
+}
+
+int cmd_alloc_mw(struct command* cmd) {
+  struct ib_uverbs_alloc_mw req;
+  command_request(cmd, &req, sizeof req);
+  struct pd* pd = object_find(cmd->ctx, KIND_PD, req.pd_handle);
+  if (!pd || (req.mw_type != IBV_MW_TYPE_1 && req.mw_type != IBV_MW_TYPE_2)) return EINVAL;
+  struct mkey* m = calloc(1, sizeof *m);
+  if (!m || !object_add(cmd->ctx, KIND_MKEY, &m->o)) {
+    free(m);
+    return ENOMEM;
+  }
+  m->pd = pd;
+  pd->o.users++;
+  m->mw_type = req.mw_type;
+  m->key = m->o.id << 8;
+  struct ib_uverbs_alloc_mw_resp resp = {.mw_handle = m->o.id, .rkey = m->key};
+  command_reply(cmd, &resp, sizeof resp, NULL, 0);
+  return 0;
+}
+
+int cmd_dealloc_mw(struct command* cmd) {
+  struct ib_uverbs_dealloc_mw req;
+  command_request(cmd, &req, sizeof req);
+  struct mkey* m = object_find(cmd->ctx, KIND_MKEY, req.mw_handle);
+  if (!m || !m->mw_type) return ENOENT;
+  mkey_destroy(m);
+  return 0;
+}
+
+void window_unbind(struct mkey* m) {
+  if (m->region) m->region->o.users--;
+  m->region = NULL;
+  m->access = 0;
+  m->length = 0;
+  m->va = NULL;
+  m->bound_qpn = 0;
+}
+
+uint8_t window_umr(struct pd* pd, uint32_t key, const struct mlx5_wqe_mkey_context_seg* seg,
+                   const struct mlx5_wqe_umr_klm_seg* klm) {
+  struct mkey* m = object_at(KIND_MKEY, key >> 8);
+  if (!m || !m->mw_type || m->pd != pd) return MLX5_CQE_SYNDROME_MW_BIND_ERR;
+  uint32_t qpn_and_variant = be32toh(seg->qpn_mkey);
+  if (seg->free & MLX5_WQE_MKEY_CONTEXT_FREE) {
+    window_unbind(m);
+    if (m->mw_type == IBV_MW_TYPE_1) m->key = (m->key & ~0xffu) | (qpn_and_variant & 0xff);
+    return 0;
+  }
+  struct mkey* region = object_at(KIND_MKEY, be32toh(klm->mkey) >> 8);
+  uint64_t addr = be64toh(klm->address), length = be64toh(seg->len);
+  if (!region || region->mw_type || region->pd != pd || !(region->access & IBV_ACCESS_MW_BIND) ||
+      (m->mw_type == IBV_MW_TYPE_2 && m->region) || addr < region->iova || length > region->length ||
+      addr - region->iova > region->length - length)
+    return MLX5_CQE_SYNDROME_MW_BIND_ERR;
+  window_unbind(m); /* a type 1 window may be bound anew */
+  uint8_t flags = seg->access_flags;
+  m->access = IBV_ACCESS_LOCAL_WRITE;
+  if (flags & MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_REMOTE_READ) m->access |= IBV_ACCESS_REMOTE_READ;
+  if (flags & MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_REMOTE_WRITE) m->access |= IBV_ACCESS_REMOTE_WRITE;
+  if (flags & MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_ATOMIC) m->access |= IBV_ACCESS_REMOTE_ATOMIC;
+  m->key = (m->key & ~0xffu) | (qpn_and_variant & 0xff);
+  m->bound_qpn = m->mw_type == IBV_MW_TYPE_2 ? qpn_and_variant >> 8 : 0;
+  m->iova = be64toh(seg->start_addr);
+  m->length = length;
+  m->va = region->va + (addr - region->iova);
+  m->region = region;
+  region->o.users++;
+  return 0;
+}
