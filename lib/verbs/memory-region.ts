@@ -135,26 +135,22 @@ export function checkRange(offset: number, length: number, available: number, wh
 
 /** The memory behind a view: what `ibv_reg_mr` is told. @internal */
 export function memoryOf(memory: unknown): { buffer: ArrayBuffer; view: Buffer } {
-  let backing: ArrayBufferLike;
-  let offset = 0;
-  let length: number;
-  if (ArrayBuffer.isView(memory)) {
-    backing = memory.buffer;
-    offset = memory.byteOffset;
-    length = memory.byteLength;
-  } else if (memory instanceof ArrayBuffer) {
-    backing = memory;
-    length = memory.byteLength;
-  } else {
+  const isView = ArrayBuffer.isView(memory);
+  if (!isView && !(memory instanceof ArrayBuffer)) {
     throw typeError('memory', 'a Buffer, TypedArray, DataView or ArrayBuffer', memory);
   }
+  // `resizable` is younger than the library definitions that we compile with.
+  const backing: ArrayBufferLike & { resizable?: boolean } = isView ? memory.buffer : memory;
   if (!(backing instanceof ArrayBuffer)) {
     throw typeError('memory', 'backed by an ArrayBuffer of its own (a SharedArrayBuffer is not supported)', memory);
   }
-  // `resizable` and `detached` are younger than the library definitions that we compile with.
-  const flags = backing as ArrayBuffer & { resizable?: boolean; detached?: boolean };
-  if (flags.resizable) throw typeError('memory', 'of a fixed size, since a resizable one may move', memory);
-  if (flags.detached || length === 0) throw rangeError('memory must have at least one byte (is it detached?)');
+  if (backing.resizable) throw typeError('memory', 'of a fixed size, since a resizable one may move', memory);
+  // Looked at first: a DataView of a detached one throws when it is asked for its length.
+  if (backing.byteLength === 0 || memory.byteLength === 0) {
+    throw rangeError('memory must have at least one byte (is it detached?)');
+  }
+  const offset = isView ? memory.byteOffset : 0;
+  const length = memory.byteLength;
   return { buffer: backing, view: Buffer.from(backing, offset, length) };
 }
 

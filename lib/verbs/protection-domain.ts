@@ -1,3 +1,4 @@
+import { constants } from 'node:buffer';
 import { markAsUntransferable } from 'node:worker_threads';
 import { boolean, integer, options, uint32 } from '../args.ts';
 import { RdmaError } from '../errors.ts';
@@ -54,7 +55,9 @@ export class ProtectionDomain extends Resource {
   async alloc(length: number, options_: AllocOptions = {}): Promise<MemoryRegion> {
     const { access, hugePages } = this.#allocArgs(length, options_);
     try {
-      return this.#allocated(await this.track(binding().allocMr(this.handle, length, access, hugePages)), access);
+      // Counted until the region is there, so that the domain cannot be closed in between.
+      const pending = binding().allocMr(this.handle, length, access, hugePages);
+      return await this.track(pending.then((native) => this.#allocated(native, access)));
     } catch (error) {
       throw explained(error, length);
     }
@@ -82,8 +85,8 @@ export class ProtectionDomain extends Resource {
   async regMr(memory: ArrayBufferView | ArrayBuffer, options_: RegMrOptions = {}): Promise<MemoryRegion> {
     const { buffer, view, access } = this.#regArgs(memory, options_);
     try {
-      const native = await this.track(binding().regMr(this.handle, buffer, view.byteOffset, view.byteLength, access));
-      return new MemoryRegion(this, native, view, access);
+      const pending = binding().regMr(this.handle, buffer, view.byteOffset, view.byteLength, access);
+      return await this.track(pending.then((native) => new MemoryRegion(this, native, view, access)));
     } catch (error) {
       throw explained(error, view.byteLength);
     }
@@ -116,8 +119,8 @@ export class ProtectionDomain extends Resource {
       'access',
       'hugePages',
     ]);
-    // The longest Buffer that Node has is 4 GiB or more.
-    integer(length, 'length', 1, Number.MAX_SAFE_INTEGER);
+    // The longest Buffer that Node has: 4 GiB in Node 20.
+    integer(length, 'length', 1, constants.MAX_LENGTH);
     return { access: uint32(access, 'options.access'), hugePages: boolean(hugePages, 'options.hugePages') };
   }
 
