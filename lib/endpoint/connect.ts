@@ -1,6 +1,6 @@
 import { randomInt } from 'node:crypto';
 import { constants } from 'node:os';
-import { integer, options, typeError, valueError } from '../args.ts';
+import { integer, readOptions, typeError, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { AccessFlags, LinkLayer, Mtu, PortState, QpState } from '../native/constants.gen.ts';
 import { environmentNumber } from '../verbs/context.ts';
@@ -78,9 +78,9 @@ export const connectOptionNames: readonly string[] = [
  *
  * @throws RdmaError ENETDOWN when the port is not active; ENOENT when it has no usable GID
  */
-export function connectionInfo(qp: QueuePair, options_: ConnectOptions = {}): ConnectionInfo {
+export function connectionInfo(qp: QueuePair, options: ConnectOptions = {}): ConnectionInfo {
   if (!(qp instanceof QueuePair)) throw typeError('qp', 'a QueuePair', qp);
-  const { portNum = 1, gidIndex, maxRdAtomic = 16 } = options(options_, 'options', connectOptionNames);
+  const { portNum = 1, gidIndex, maxRdAtomic = 16 } = readOptions(options, 'options', connectOptionNames);
   const context = qp.pd.context;
   const port = context.queryPort(portNum);
   if (port.state !== PortState.ACTIVE) {
@@ -94,7 +94,7 @@ export function connectionInfo(qp: QueuePair, options_: ConnectOptions = {}): Co
     gid: gid.gid,
     lid: ethernet ? 0 : port.lid,
     linkLayer: port.linkLayer,
-    mtu: port.activeMtu as Mtu,
+    mtu: port.activeMtu,
     maxDestRdAtomic: Math.min(integer(maxRdAtomic, 'options.maxRdAtomic', 0, 255), context.queryDevice().maxQpRdAtom),
   };
 }
@@ -113,9 +113,9 @@ export async function connectQueuePair(
   qp: QueuePair,
   local: ConnectionInfo,
   remote: ConnectionInfo,
-  options_: ConnectOptions & { beforeRtr?: (qp: QueuePair) => void } = {},
+  options: ConnectOptions & { beforeRtr?: (qp: QueuePair) => void } = {},
 ): Promise<void> {
-  const o = options(options_, 'options', [...connectOptionNames, 'beforeRtr']);
+  const o = readOptions(options, 'options', [...connectOptionNames, 'beforeRtr']);
   const { portNum = 1, access, trafficClass = environmentNumber('NODE_RDMA_TC', 255), maxRdAtomic = 16 } = o;
   if (local.qpNum !== qp.qpNum) throw valueError('local is of another queue pair');
   if (local.linkLayer !== remote.linkLayer) {

@@ -1,4 +1,4 @@
-import { boolean, instance, options, valueError } from '../args.ts';
+import { boolean, instance, readOptions, valueError } from '../args.ts';
 import { RdmaClosedError, WorkCompletionError } from '../errors.ts';
 import { QpState, SendFlags, WcFlags, WcStatus, WrOpcode } from '../native/constants.gen.ts';
 import { type WorkCompletion, wcStatusName, wcStatusStr } from '../verbs/completion-queue.ts';
@@ -63,8 +63,8 @@ export class Endpoint {
   }
 
   /** Sends a message: the peer must have a receive for it. @see ibv_post_send(3), IBV_WR_SEND */
-  async send(local: MemorySlice, options_?: OperationOptions & { immData?: number }): Promise<void> {
-    const { immData, ...rest } = options(options_, 'options', [...operationOptionNames, 'immData']);
+  async send(local: MemorySlice, options?: OperationOptions & { immData?: number }): Promise<void> {
+    const { immData, ...rest } = readOptions(options, 'options', [...operationOptionNames, 'immData']);
     await this.#post(
       immData === undefined
         ? { opcode: WrOpcode.SEND, sgList: local }
@@ -83,8 +83,8 @@ export class Endpoint {
   }
 
   /** Writes local memory into the peer's, which does not notice. */
-  async write(local: MemorySlice, remote: RemoteSlice, options_?: OperationOptions): Promise<void> {
-    await this.#post({ opcode: WrOpcode.RDMA_WRITE, sgList: local, remote }, 'write', options_);
+  async write(local: MemorySlice, remote: RemoteSlice, options?: OperationOptions): Promise<void> {
+    await this.#post({ opcode: WrOpcode.RDMA_WRITE, sgList: local, remote }, 'write', options);
   }
 
   /** Writes local memory into the peer's, and ends one of its receives with 32 bits of immediate data. */
@@ -92,15 +92,15 @@ export class Endpoint {
     local: MemorySlice,
     remote: RemoteSlice,
     immData: number,
-    options_?: OperationOptions,
+    options?: OperationOptions,
   ): Promise<void> {
     const wr = { opcode: WrOpcode.RDMA_WRITE_WITH_IMM, sgList: local, remote, immData };
-    await this.#post(wr, 'writeWithImm', options_);
+    await this.#post(wr, 'writeWithImm', options);
   }
 
   /** Reads the peer's memory into local memory. */
-  async read(local: MemorySlice, remote: RemoteSlice, options_?: OperationOptions): Promise<void> {
-    await this.#post({ opcode: WrOpcode.RDMA_READ, sgList: local, remote }, 'read', options_);
+  async read(local: MemorySlice, remote: RemoteSlice, options?: OperationOptions): Promise<void> {
+    await this.#post({ opcode: WrOpcode.RDMA_READ, sgList: local, remote }, 'read', options);
   }
 
   /**
@@ -115,10 +115,10 @@ export class Endpoint {
     remote: RemoteSlice,
     compare: bigint,
     swap: bigint,
-    options_?: OperationOptions,
+    options?: OperationOptions,
   ): Promise<bigint> {
     const wr = { opcode: WrOpcode.ATOMIC_CMP_AND_SWP, sgList: local, remote, compareAdd: compare, swap };
-    await this.#post(wr, 'compareAndSwap', options_);
+    await this.#post(wr, 'compareAndSwap', options);
     return new BigUint64Array(Uint8Array.from(local.buffer).buffer)[0] as bigint;
   }
 
@@ -129,9 +129,9 @@ export class Endpoint {
    * @param remote - at an address that is a multiple of 8
    * @returns what was there before
    */
-  async fetchAdd(local: MemorySlice, remote: RemoteSlice, add: bigint, options_?: OperationOptions): Promise<bigint> {
+  async fetchAdd(local: MemorySlice, remote: RemoteSlice, add: bigint, options?: OperationOptions): Promise<bigint> {
     const wr = { opcode: WrOpcode.ATOMIC_FETCH_AND_ADD, sgList: local, remote, compareAdd: add };
-    await this.#post(wr, 'fetchAdd', options_);
+    await this.#post(wr, 'fetchAdd', options);
     return new BigUint64Array(Uint8Array.from(local.buffer).buffer)[0] as bigint;
   }
 
@@ -170,11 +170,11 @@ export class Endpoint {
     if (this.#closing) throw new RdmaClosedError('Endpoint');
   }
 
-  async #post(wr: SendWr, operation: string, options_: OperationOptions | undefined): Promise<void> {
+  async #post(wr: SendWr, operation: string, options: OperationOptions | undefined): Promise<void> {
     this.#requireOpen();
     let flags: number = SendFlags.SIGNALED;
-    if (options_ !== undefined) {
-      const { fence = false, solicited = false } = options(options_, 'options', operationOptionNames);
+    if (options !== undefined) {
+      const { fence = false, solicited = false } = readOptions(options, 'options', operationOptionNames);
       if (boolean(fence, 'options.fence')) flags |= SendFlags.FENCE;
       if (boolean(solicited, 'options.solicited')) flags |= SendFlags.SOLICITED;
     }

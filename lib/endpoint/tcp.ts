@@ -1,6 +1,6 @@
 import { once } from 'node:events';
 import { connect as connectSocket, createServer, type Server, type Socket } from 'node:net';
-import { abortSignal, instance, integer, options, string, typeError, valueError } from '../args.ts';
+import { abortSignal, instance, integer, readOptions, string, typeError, valueError } from '../args.ts';
 import { RdmaClosedError } from '../errors.ts';
 import type { QpCap } from '../native/native.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
@@ -67,8 +67,8 @@ const endpointOptionNames = [...connectOptionNames, 'pd', 'cap', 'privateData', 
  * @throws the socket's error (ECONNREFUSED, ...), ETIMEDOUT after `timeoutMs`, the signal's reason, TypeError
  *   ERR_INVALID_ARG_VALUE when the peer sends something else
  */
-export async function connectTcp(options_: ConnectTcpOptions): Promise<Endpoint> {
-  const o = options(options_, 'options', [...endpointOptionNames, 'host', 'port', 'signal']) as ConnectTcpOptions;
+export async function connectTcp(options: ConnectTcpOptions): Promise<Endpoint> {
+  const o = readOptions(options, 'options', [...endpointOptionNames, 'host', 'port', 'signal']) as ConnectTcpOptions;
   const host = string(o.host, 'options.host');
   const port = integer(o.port, 'options.port', 1, 65535);
   const signal = abortSignal(o.signal, 'options.signal');
@@ -83,8 +83,8 @@ export async function connectTcp(options_: ConnectTcpOptions): Promise<Endpoint>
  *
  * @throws the socket's error, such as EADDRINUSE
  */
-export async function listenTcp(options_: ListenTcpOptions): Promise<TcpListener> {
-  const o = options(options_, 'options', [
+export async function listenTcp(options: ListenTcpOptions): Promise<TcpListener> {
+  const o = readOptions(options, 'options', [
     ...endpointOptionNames,
     'host',
     'port',

@@ -1,4 +1,4 @@
-import { abortSignal, boolean, integer, options } from '../args.ts';
+import { abortSignal, boolean, integer, readOptions } from '../args.ts';
 import { RdmaClosedError, RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
 import { WcStatus } from '../native/constants.gen.ts';
@@ -254,8 +254,8 @@ export class CompletionQueue extends Resource {
    * @returns how many were taken: at least 1; read them with `at(i)`
    * @throws RdmaClosedError when the queue is closed meanwhile; the signal's reason when it is aborted
    */
-  async wait(options_: { signal?: AbortSignal } = {}): Promise<number> {
-    const signal = abortSignal(options(options_, 'options', ['signal']).signal, 'options.signal');
+  async wait(options: { signal?: AbortSignal } = {}): Promise<number> {
+    const signal = abortSignal(readOptions(options, 'options', ['signal']).signal, 'options.signal');
     for (;;) {
       signal?.throwIfAborted();
       let found = this.poll();

@@ -1,8 +1,8 @@
 import { readdirSync, readFileSync } from 'node:fs';
-import { instance, integer, options, string } from '../args.ts';
+import { instance, integer, readOptions, string } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding, verbs } from '../native/binding.ts';
-import { GidType, PortState } from '../native/constants.gen.ts';
+import { GidType, type Mtu, PortState } from '../native/constants.gen.ts';
 import type { ContextHandle, NativeGidEntry } from '../native/native.ts';
 import { CompletionChannel } from './completion-channel.ts';
 import { CompletionQueue } from './completion-queue.ts';
@@ -116,10 +116,10 @@ export interface DeviceAttr {
 export interface PortAttr {
   /** One of `PortState`. */
   state: number;
-  /** Largest MTU of the port, encoded: `Mtu`. */
-  maxMtu: number;
-  /** MTU in use, encoded: `Mtu`. */
-  activeMtu: number;
+  /** Largest MTU of the port, encoded. */
+  maxMtu: Mtu;
+  /** MTU in use, encoded. */
+  activeMtu: Mtu;
   /** Places of the GID table. */
   gidTblLen: number;
   /** `PortCapFlags` joined with `|`. */
@@ -298,8 +298,8 @@ export class Context extends Resource {
    *   `netdev`: only those of this network interface
    * @throws RdmaError ENOENT when there is none, saying what to check
    */
-  selectGid(portNum = 1, options_: { gidIndex?: number; netdev?: string } = {}): GidEntry {
-    const { gidIndex = environmentNumber('NODE_RDMA_GID_INDEX', 255), netdev } = options(options_, 'options', [
+  selectGid(portNum = 1, options: { gidIndex?: number; netdev?: string } = {}): GidEntry {
+    const { gidIndex = environmentNumber('NODE_RDMA_GID_INDEX', 255), netdev } = readOptions(options, 'options', [
       'gidIndex',
       'netdev',
     ]);
@@ -356,9 +356,9 @@ export class Context extends Resource {
    *   for a queue that is only polled. `compVector`: the completion vector, default 0
    * @throws RdmaError EINVAL when the device has no queues that long
    */
-  createCq(cqe: number, options_: { channel?: CompletionChannel | null; compVector?: number } = {}): CompletionQueue {
+  createCq(cqe: number, options: { channel?: CompletionChannel | null; compVector?: number } = {}): CompletionQueue {
     this.requireOpen();
-    const { channel, compVector = 0 } = options(options_, 'options', ['channel', 'compVector']);
+    const { channel, compVector = 0 } = readOptions(options, 'options', ['channel', 'compVector']);
     integer(cqe, 'cqe', 1, 0x7fff_ffff);
     integer(compVector, 'options.compVector', 0, Math.max(this.numCompVectors - 1, 0));
     if (channel !== undefined && channel !== null) {
@@ -409,10 +409,10 @@ export class Context extends Resource {
   }
 
   // The shared channel was made here, so it goes from here, once no queue needs it.
-  override close(options_: { cascade?: boolean } = {}): void {
+  override close(options: { cascade?: boolean } = {}): void {
     const channel = this.#channel;
     if (channel && !channel.closed && channel.idle) channel.close();
-    super.close(options_);
+    super.close(options);
   }
 }
 

@@ -1,6 +1,6 @@
 import { constants } from 'node:buffer';
 import { markAsUntransferable } from 'node:worker_threads';
-import { boolean, integer, options, uint32 } from '../args.ts';
+import { boolean, integer, readOptions, uint32 } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
@@ -52,8 +52,8 @@ export class ProtectionDomain extends Resource {
    * @param length - bytes
    * @throws RdmaError ENOMEM, with what the limit on locked memory is and how to raise it
    */
-  async alloc(length: number, options_: AllocOptions = {}): Promise<MemoryRegion> {
-    const { access, hugePages } = this.#allocArgs(length, options_);
+  async alloc(length: number, options: AllocOptions = {}): Promise<MemoryRegion> {
+    const { access, hugePages } = this.#allocArgs(length, options);
     try {
       // Counted until the region is there, so that the domain cannot be closed in between.
       const pending = binding().allocMr(this.handle, length, access, hugePages);
@@ -64,8 +64,8 @@ export class ProtectionDomain extends Resource {
   }
 
   /** As `alloc()`, but on this thread: it blocks for as long as the pages take to be pinned. */
-  allocSync(length: number, options_: AllocOptions = {}): MemoryRegion {
-    const { access, hugePages } = this.#allocArgs(length, options_);
+  allocSync(length: number, options: AllocOptions = {}): MemoryRegion {
+    const { access, hugePages } = this.#allocArgs(length, options);
     try {
       return this.#allocated(binding().allocMrSync(this.handle, length, access, hugePages), access);
     } catch (error) {
@@ -82,8 +82,8 @@ export class ProtectionDomain extends Resource {
    * @throws TypeError or RangeError for resizable, detached, shared or empty memory
    * @throws RdmaError EINVAL for remote write or atomic access without LOCAL_WRITE; ENOMEM as `alloc()`
    */
-  async regMr(memory: ArrayBufferView | ArrayBuffer, options_: RegMrOptions = {}): Promise<MemoryRegion> {
-    const { buffer, view, access } = this.#regArgs(memory, options_);
+  async regMr(memory: ArrayBufferView | ArrayBuffer, options: RegMrOptions = {}): Promise<MemoryRegion> {
+    const { buffer, view, access } = this.#regArgs(memory, options);
     try {
       const pending = binding().regMr(this.handle, buffer, view.byteOffset, view.byteLength, access);
       return await this.track(pending.then((native) => new MemoryRegion(this, native, view, access)));
@@ -93,8 +93,8 @@ export class ProtectionDomain extends Resource {
   }
 
   /** As `regMr()`, but on this thread: it blocks for as long as the pages take to be pinned. */
-  regMrSync(memory: ArrayBufferView | ArrayBuffer, options_: RegMrOptions = {}): MemoryRegion {
-    const { buffer, view, access } = this.#regArgs(memory, options_);
+  regMrSync(memory: ArrayBufferView | ArrayBuffer, options: RegMrOptions = {}): MemoryRegion {
+    const { buffer, view, access } = this.#regArgs(memory, options);
     try {
       const native = binding().regMrSync(this.handle, buffer, view.byteOffset, view.byteLength, access);
       return new MemoryRegion(this, native, view, access);
@@ -113,9 +113,9 @@ export class ProtectionDomain extends Resource {
     return new QueuePair(this, attr);
   }
 
-  #allocArgs(length: number, options_: AllocOptions): { access: number; hugePages: boolean } {
+  #allocArgs(length: number, options: AllocOptions): { access: number; hugePages: boolean } {
     this.requireOpen();
-    const { access = AccessFlags.LOCAL_WRITE, hugePages = false } = options(options_, 'options', [
+    const { access = AccessFlags.LOCAL_WRITE, hugePages = false } = readOptions(options, 'options', [
       'access',
       'hugePages',
     ]);
@@ -131,10 +131,10 @@ export class ProtectionDomain extends Resource {
 
   #regArgs(
     memory: ArrayBufferView | ArrayBuffer,
-    options_: RegMrOptions,
+    options: RegMrOptions,
   ): { buffer: ArrayBuffer; view: Buffer; access: number } {
     this.requireOpen();
-    const { access = AccessFlags.LOCAL_WRITE } = options(options_, 'options', ['access']);
+    const { access = AccessFlags.LOCAL_WRITE } = readOptions(options, 'options', ['access']);
     uint32(access, 'options.access');
     const { buffer, view } = memoryOf(memory);
     markAsUntransferable(buffer);

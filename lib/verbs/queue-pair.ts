@@ -1,5 +1,5 @@
 import { constants } from 'node:os';
-import { boolean, instance, integer, oneOf, options, rangeError, typeError, uint32, valueError } from '../args.ts';
+import { boolean, instance, integer, oneOf, rangeError, readOptions, typeError, uint32, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
 import { LinkLayer, MigState, Mtu, QpAttrMask, QpState, QpType } from '../native/constants.gen.ts';
@@ -163,7 +163,7 @@ const CAP_NAMES = ['maxSendWr', 'maxRecvWr', 'maxSendSge', 'maxRecvSge', 'maxInl
 /** A complete address for the addon, defaults filled in. */
 function ahAttr(value: AhAttr, name: string): object {
   const known = ['grh', 'dlid', 'sl', 'srcPathBits', 'staticRate', 'portNum'];
-  const { grh, dlid = 0, sl = 0, srcPathBits = 0, staticRate = 0, portNum = 1 } = options(value, name, known);
+  const { grh, dlid = 0, sl = 0, srcPathBits = 0, staticRate = 0, portNum = 1 } = readOptions(value, name, known);
   return {
     isGlobal: grh !== undefined,
     grh: grh === undefined ? undefined : globalRoute(grh, `${name}.grh`),
@@ -177,7 +177,7 @@ function ahAttr(value: AhAttr, name: string): object {
 
 function globalRoute(value: GlobalRoute, name: string): object {
   const known = ['dgid', 'sgidIndex', 'flowLabel', 'hopLimit', 'trafficClass'];
-  const { dgid, sgidIndex, flowLabel = 0, hopLimit = 64, trafficClass = 0 } = options(value, name, known);
+  const { dgid, sgidIndex, flowLabel = 0, hopLimit = 64, trafficClass = 0 } = readOptions(value, name, known);
   return {
     dgid: parseGid(dgid as string),
     sgidIndex: integer(sgidIndex, `${name}.sgidIndex`, 0, 255),
@@ -188,7 +188,7 @@ function globalRoute(value: GlobalRoute, name: string): object {
 }
 
 function qpCap(value: Partial<QpCap> | undefined, name: string, defaults: QpCap): QpCap {
-  const cap = { ...defaults, ...options(value, name, CAP_NAMES) };
+  const cap = { ...defaults, ...readOptions(value, name, CAP_NAMES) };
   for (const key of CAP_NAMES) integer(cap[key], `${name}.${key}`, 0, 0x7fff_ffff);
   return cap;
 }
@@ -243,7 +243,7 @@ export class QueuePair extends Resource {
       qpType = QpType.RC,
       sqSigAll = false,
       cap,
-    } = options(attr, 'attr', known);
+    } = readOptions(attr, 'attr', known);
     const sendCq = instance(send, 'attr.sendCq', CompletionQueue);
     const recvCq = instance(recv, 'attr.recvCq', CompletionQueue);
     for (const [cq, name] of [[sendCq, 'sendCq'] as const, [recvCq, 'recvCq'] as const]) {
@@ -437,7 +437,7 @@ export class QueuePair extends Resource {
   #attributes(attr: QpAttr): { native: object; mask: number } {
     this.requireOpen();
     if (attr === undefined) throw typeError('attr', 'an object', attr);
-    const given = options(attr, 'attr', attributeNames) as Record<string, unknown>;
+    const given = readOptions(attr, 'attr', attributeNames) as Record<string, unknown>;
     const native: Record<string, unknown> = {};
     let mask = 0;
     for (const [name, [bit, check]] of Object.entries(attributes)) {

@@ -1,4 +1,4 @@
-import { integer, options, rangeError, typeError, valueError } from '../args.ts';
+import { integer, rangeError, readOptions, typeError, valueError } from '../args.ts';
 import { Layout } from '../native/layout.gen.ts';
 import type { QpCap, SharedList } from '../native/native.ts';
 import { MemorySlice } from './memory-region.ts';
@@ -53,7 +53,7 @@ export class RecvList extends PostList {
   /** Checks a request whole, then writes it. @internal */
   encode(index: number, wr: RecvWr, name: string): void {
     if (typeof wr !== 'object' || wr === null) throw typeError(name, 'an object', wr);
-    options(wr, name, KNOWN_KEYS);
+    readOptions(wr, name, KNOWN_KEYS);
     const { wrId = 0, sgList = [] } = wr;
     integer(wrId, `${name}.wrId`, 0, Number.MAX_SAFE_INTEGER);
     const slices = sgList instanceof MemorySlice ? [sgList] : sgList;

@@ -1,4 +1,4 @@
-import { boolean, options } from '../args.ts';
+import { boolean, readOptions } from '../args.ts';
 import { BusyError, RdmaClosedError } from '../errors.ts';
 
 // Children that were collected open take themselves out of their parents' lists.
@@ -46,8 +46,8 @@ export abstract class Resource {
    * @throws BusyError with the list of open children and operations under way; the object stays open and usable
    * @throws RdmaError when the destroy verb fails; the object stays open
    */
-  close(options_: { cascade?: boolean } = {}): void {
-    const { cascade = false } = options(options_, 'options', ['cascade']);
+  close(options: { cascade?: boolean } = {}): void {
+    const { cascade = false } = readOptions(options, 'options', ['cascade']);
     if (boolean(cascade, 'options.cascade')) {
       // A queue pair goes before the regions that its requests hold.
       const children = this.#openChildren().reverse();

@@ -1,4 +1,4 @@
-import { integer, oneOf, options, rangeError, typeError, uint32, uint64, valueError } from '../args.ts';
+import { integer, oneOf, rangeError, readOptions, typeError, uint32, uint64, valueError } from '../args.ts';
 import { SendFlags, WrOpcode } from '../native/constants.gen.ts';
 import { Layout } from '../native/layout.gen.ts';
 import type { QpCap, SharedList } from '../native/native.ts';
@@ -191,7 +191,7 @@ export class SendList extends PostList {
   /** Checks a request whole, then writes it. @internal */
   encode(index: number, wr: SendWr, name: string): void {
     if (typeof wr !== 'object' || wr === null) throw typeError(name, 'an object', wr);
-    for (const key in wr) if (!KNOWN_KEYS.has(key)) options(wr, name, SEND_WR_KEYS);
+    for (const key in wr) if (!KNOWN_KEYS.has(key)) readOptions(wr, name, SEND_WR_KEYS);
     const { wrId = 0, opcode, sgList, sendFlags = SendFlags.SIGNALED, immData, invalidateRkey, remote } = wr;
     const trait = traitsOf[opcode] ?? -1;
     if (trait === -1) {
