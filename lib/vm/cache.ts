@@ -1,4 +1,4 @@
-import { access, mkdir, mkdtemp, rename, rm } from 'node:fs/promises';
+import { access, mkdir, mkdtemp, readdir, rename, rm, stat } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 
@@ -23,6 +23,7 @@ export async function exists(path: string): Promise<boolean> {
 export async function buildOnce(path: string, build: (scratch: string) => Promise<void>): Promise<string> {
   if (await exists(path)) return path;
   await mkdir(dirname(path), { recursive: true });
+  await sweep(dirname(path));
   const folder = await mkdtemp(join(dirname(path), `.building-${basename(path)}-`));
   try {
     const scratch = join(folder, basename(path));
@@ -34,4 +35,15 @@ export async function buildOnce(path: string, build: (scratch: string) => Promis
     await rm(folder, { recursive: true, force: true });
   }
   return path;
+}
+
+/** Removes what interrupted builds and older versions have left. */
+async function sweep(folder: string): Promise<void> {
+  const weekAgo = Date.now() - 7 * 24 * 3600 * 1000;
+  for (const name of await readdir(folder)) {
+    if (!/^\.building-|^initrd-/.test(name)) continue;
+    const path = join(folder, name);
+    const changed = await stat(path).catch(() => undefined);
+    if (changed !== undefined && changed.mtimeMs < weekAgo) await rm(path, { recursive: true, force: true });
+  }
 }

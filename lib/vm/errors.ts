@@ -20,6 +20,7 @@ export type VmErrorCode =
 
 /** The VM itself failed (a command that fails inside it is no error: see {@link VmResult}). */
 export class VmError extends Error {
+  /** Always `'VmError'`. */
   override readonly name = 'VmError';
   /** Which failure it is; stable, unlike the message. */
   readonly code: VmErrorCode;

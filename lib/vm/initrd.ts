@@ -78,8 +78,19 @@ function moduleName(path: string): string {
 
 async function readModule(path: string): Promise<Buffer> {
   const program = { xz: 'xz', zst: 'zstd', gz: 'gzip' }[path.split('.').pop()!];
-  if (program === undefined) return readFile(path);
-  return (await exec(program, ['-dc', path], { encoding: 'buffer', env: toolEnv, maxBuffer: 1 << 26 })).stdout;
+  if (program === undefined) return stripSignature(await readFile(path));
+  const options = { encoding: 'buffer', env: toolEnv, maxBuffer: 1 << 26 } as const;
+  return stripSignature((await exec(program, ['-dc', path], options)).stdout);
+}
+
+/** Without the signature, which takes the guest half a second to check under emulation. */
+function stripSignature(module: Buffer): Buffer {
+  // At the very end, from include/linux/module_signature.h: signature, struct module_signature, the magic text. The
+  // struct has 12 bytes, the last four of which are the length of the signature, big-endian.
+  const magic = '~Module signature appended~\n';
+  const struct = module.length - magic.length - 12;
+  if (!module.subarray(-magic.length).equals(Buffer.from(magic))) return module;
+  return module.subarray(0, struct - module.readUInt32BE(struct + 8));
 }
 
 /** One member of a cpio archive; `mode` includes the file type, as in `struct stat`. */

@@ -78,7 +78,12 @@ const trialMs = 15_000;
  */
 export async function prepareVm(
   options: { onProgress?: (message: string) => void } = {},
-): Promise<{ kernel: Kernel; initrd: string }> {
+): Promise<{
+  /** The unpacked kernel. */
+  kernel: Kernel;
+  /** The initrd's file. */
+  initrd: string;
+}> {
   await checkHost();
   const kernel = await prepareKernel(options.onProgress ?? (() => {}));
   return { kernel, initrd: await prepareInitrd(kernel) };

@@ -1,0 +1,13 @@
+#!/usr/bin/env node
+// npm run vm -- COMMAND ARGS: sets up what the VM needs, then runs the command in it. Options: npm run vm -- --help
+
+import { join } from 'node:path';
+import { setup } from './setup.mjs';
+import { root } from './shell.mjs';
+
+await setup({ system: ['run'], native: false });
+
+// In this process: signals, terminal and exit code need no handing on.
+const main = join(root, 'dist/cli/main.js');
+process.argv.splice(1, 1, main, 'vm');
+await import(main);
