@@ -74,7 +74,11 @@ export function oneOf<T extends number>(value: unknown, name: string, object: Re
 }
 
 /** An options object; a key that is not known is refused, so that a misspelt option cannot be passed over. */
-export function readOptions<T extends object>(value: T | undefined, name: string, known: readonly string[]): Partial<T> {
+export function readOptions<T extends object>(
+  value: T | undefined,
+  name: string,
+  known: readonly string[],
+): Partial<T> {
   if (value === undefined) return {};
   if (typeof value !== 'object' || value === null || Array.isArray(value)) throw typeError(name, 'an object', value);
   for (const key of Object.keys(value)) {

@@ -42,6 +42,8 @@ export interface DiagnoseOptions {
   /**
    * Loads the addon, whose answers count for more than files do. Default: that of this package, or none with another
    * `root`: then only files are judged.
+   *
+   * @internal
    */
   addon?: () => Addon;
 }
