@@ -87,12 +87,17 @@ const traitsOf = Array.from({ length: 16 }, (_, opcode) => traits.get(opcode) ??
 export class SendList extends PostList {
   readonly #pd: Resource;
   readonly #cap: QpCap;
+  // Bytes of each request at both ends, for the setters that change only one of them.
+  readonly #localBytes: Float64Array;
+  readonly #remoteBytes: Float64Array;
 
   /** @internal */
   constructor(qp: Posting, queue: WorkQueue, shared: SharedList, length: number, pd: Resource, cap: QpCap) {
     super(qp, queue, shared, length, cap.maxSendSge, Layout.sendWr.size, 'ibv_post_send');
     this.#pd = pd;
     this.#cap = cap;
+    this.#localBytes = new Float64Array(length);
+    this.#remoteBytes = new Float64Array(length);
   }
 
   /**
@@ -112,7 +117,10 @@ export class SendList extends PostList {
     this.wrIds[index] = integer(wrId, 'wrId', 0, Number.MAX_SAFE_INTEGER);
   }
 
-  /** Changes the local memory of a request to one slice. An inline request is bound by the same limit as before. */
+  /**
+   * Changes the local memory of a request to one slice. An inline request is bound by the same limit as before, and
+   * there must be as much remote memory: to make both longer, change the remote one first.
+   */
   setLocal(index: number, slice: MemorySlice): void {
     this.#checkIndex(index);
     const at = this.at(index);
@@ -120,16 +128,19 @@ export class SendList extends PostList {
       opcode: this.words[at + OPCODE] as number,
       flags: this.words[at + SEND_FLAGS] as number,
     };
-    this.#checkLocal(slice, opcode, traitsOf[opcode] as number, flags, 'slice');
+    const trait = traitsOf[opcode] as number;
+    const bytes = this.#checkLocal(slice, opcode, trait, flags, 'slice');
+    if ((trait & NEEDS_REMOTE) !== 0) checkRemoteBytes(this.#remoteBytes[index] as number, bytes, 'slice');
+    this.#localBytes[index] = bytes;
     this.encodeSgList(index, slice);
     this.words[at + NUM_SGE] = 1;
   }
 
-  /** Changes the remote memory of a request. */
+  /** Changes the remote memory of a request: it must have room for the local one. */
   setRemote(index: number, remote: RemoteSlice): void {
     this.#checkIndex(index);
-    const at = this.at(index);
-    this.#encodeRemote(at, remote, traitsOf[this.words[at + OPCODE] as number] as number, 'remote');
+    const trait = traitsOf[this.words[this.at(index) + OPCODE] as number] as number;
+    this.#encodeRemote(index, remote, trait, this.#localBytes[index] as number, 'remote');
   }
 
   /** Changes the immediate data of a request whose opcode has some. */
@@ -146,7 +157,8 @@ export class SendList extends PostList {
     integer(index, 'index', 0, this.length - 1);
   }
 
-  #encodeRemote(at: number, remote: unknown, trait: number, name: string): void {
+  #encodeRemote(index: number, remote: unknown, trait: number, localBytes: number, name: string): void {
+    const at = this.at(index);
     if (!(remote instanceof RemoteSlice)) throw typeError(name, 'a RemoteSlice (see RemoteRegion)', remote);
     if ((trait & NEEDS_REMOTE) === 0) throw valueError(`${name}: this opcode has no remote memory`);
     if ((trait & ATOMIC) !== 0) {
@@ -154,8 +166,10 @@ export class SendList extends PostList {
       if (!remote.aligned) throw rangeError(`${name}: an atomic needs an address that is a multiple of 8`);
       remote.encode(this.words, at + REMOTE_ADDR, at + ATOMIC_RKEY);
     } else {
+      checkRemoteBytes(remote.length, localBytes, name);
       remote.encode(this.words, at + REMOTE_ADDR, at + RKEY);
     }
+    this.#remoteBytes[index] = remote.length;
   }
 
   // Returns the total length.
@@ -193,13 +207,14 @@ export class SendList extends PostList {
     if (typeof wr !== 'object' || wr === null) throw typeError(name, 'an object', wr);
     for (const key in wr) if (!KNOWN_KEYS.has(key)) readOptions(wr, name, SEND_WR_KEYS);
     const { wrId = 0, opcode, sgList, sendFlags = SendFlags.SIGNALED, immData, invalidateRkey, remote } = wr;
-    const trait = traitsOf[opcode] ?? -1;
+    const trait = typeof opcode === 'number' ? (traitsOf[opcode] ?? -1) : -1;
     if (trait === -1) {
       oneOf(opcode, `${name}.opcode`, WrOpcode, 'WrOpcode');
       throw valueError(`${name}.opcode: ${opcode} is not for ibv_post_send on this queue pair`);
     }
     if (!(Number.isSafeInteger(wrId) && wrId >= 0)) integer(wrId, `${name}.wrId`, 0, Number.MAX_SAFE_INTEGER);
-    if ((sendFlags & ~ALL_FLAGS) !== 0 || typeof sendFlags !== 'number') {
+    uint32(sendFlags, `${name}.sendFlags`);
+    if ((sendFlags & ~ALL_FLAGS) !== 0) {
       throw rangeError(`${name}.sendFlags must be SendFlags joined with |, not ${sendFlags}`);
     }
     if ((sendFlags & SendFlags.INLINE) !== 0 && (trait & MAY_INLINE) === 0) {
@@ -208,7 +223,8 @@ export class SendList extends PostList {
 
     const words = this.words;
     const at = this.at(index);
-    if (sgList !== undefined) this.#checkLocal(sgList, opcode, trait, sendFlags, `${name}.sgList`);
+    let bytes = 0;
+    if (sgList !== undefined) bytes = this.#checkLocal(sgList, opcode, trait, sendFlags, `${name}.sgList`);
     else if ((trait & ATOMIC) !== 0) throw valueError(`${name}.sgList is missing: an atomic returns 8 bytes`);
     if ((trait & NEEDS_IMM) !== 0) uint32(immData, `${name}.immData`);
     else if (immData !== undefined) throw valueError(`${name}.immData: this opcode carries no immediate data`);
@@ -220,10 +236,11 @@ export class SendList extends PostList {
     } else if (wr.compareAdd !== undefined || wr.swap !== undefined) {
       throw valueError(`${name}: compareAdd and swap are for atomics only`);
     }
-    if ((trait & NEEDS_REMOTE) !== 0) this.#encodeRemote(at, remote, trait, `${name}.remote`);
+    if ((trait & NEEDS_REMOTE) !== 0) this.#encodeRemote(index, remote, trait, bytes, `${name}.remote`);
     else if (remote !== undefined) throw valueError(`${name}.remote: this opcode has no remote memory`);
 
     this.wrIds[index] = wrId;
+    this.#localBytes[index] = bytes;
     words[at + OPCODE] = opcode;
     words[at + SEND_FLAGS] = sendFlags;
     this.encodeSgList(index, sgList ?? []);
@@ -254,6 +271,10 @@ export class SendList extends PostList {
     this.postFirst(1);
     this.forget(1);
   }
+}
+
+function checkRemoteBytes(remote: number, local: number, name: string): void {
+  if (local > remote) throw rangeError(`${name}: ${local} bytes do not fit the ${remote} bytes of the remote memory`);
 }
 
 function encode64(words: Int32Array, at: number, value: bigint): void {
