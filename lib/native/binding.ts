@@ -18,6 +18,14 @@ export function binding(): Binding {
   return loaded;
 }
 
+let bell: Int32Array | undefined;
+
+/** The words of the doorbell: one view for all, so that the code that uses it stays monomorphic. */
+export function doorbell(): Int32Array {
+  bell ??= new Int32Array(binding().doorbell);
+  return bell;
+}
+
 /**
  * The addon, when libibverbs is there too: what everything that begins with a device asks for.
  *

@@ -51,20 +51,17 @@ export interface QpCap {
   maxInlineData: number;
 }
 
-/**
- * Memory shared with the addon: a header of words, then C structs. `call` posts or polls; it takes its arguments from the
- * header and leaves its results there.
- */
+/** An array of C structs shared with the addon, and the number that the doorbell knows it by. */
 export interface SharedList {
   memory: ArrayBuffer;
-  call: () => void;
+  list: number;
 }
 
-/** Bytes in front of the structs, and the words in it (native/datapath/shared_list.h). */
-export const HEADER_BYTES = 64;
-export const HEADER_COUNT = 0;
-export const HEADER_RESULT = 1;
-export const HEADER_INDEX = 2;
+/** Words of the doorbell (native/datapath/doorbell.h): what is asked for, and what came of it. */
+export const BELL_LIST = 0;
+export const BELL_COUNT = 1;
+export const BELL_RESULT = 2;
+export const BELL_INDEX = 3;
 
 export interface Binding {
   setErrorClass(type: typeof RdmaError): void;
@@ -133,6 +130,10 @@ export interface Binding {
   queryQp(qp: QpHandle, mask: number): Record<string, unknown>;
   destroyQp(qp: QpHandle): void;
 
+  /** The words of the doorbell. */
+  doorbell: ArrayBuffer;
+  /** Posts or polls the list that the doorbell's words say, and leaves the results there. */
+  ring(): void;
   createSendList(qp: QpHandle, capacity: number, maxSge: number): SharedList;
   createRecvList(qp: QpHandle, capacity: number, maxSge: number): SharedList;
   createWcRing(cq: CqHandle, capacity: number): SharedList;

@@ -1,9 +1,9 @@
 import { abortSignal, boolean, integer, readOptions } from '../args.ts';
 import { RdmaClosedError, RdmaError } from '../errors.ts';
-import { binding } from '../native/binding.ts';
+import { binding, doorbell } from '../native/binding.ts';
 import { WcStatus } from '../native/constants.gen.ts';
 import { Layout } from '../native/layout.gen.ts';
-import { type ContextHandle, type CqHandle, HEADER_BYTES, HEADER_COUNT, HEADER_RESULT } from '../native/native.ts';
+import { BELL_COUNT, BELL_LIST, BELL_RESULT, type ContextHandle, type CqHandle } from '../native/native.ts';
 import type { CompletionChannel } from './completion-channel.ts';
 import { Resource } from './resource.ts';
 import { queueOf } from './work-queue.ts';
@@ -41,7 +41,6 @@ export interface WorkCompletion {
 }
 
 const WORDS = Layout.wc.size / 4;
-const HEADER_WORDS = HEADER_BYTES / 4;
 const WR_ID = Layout.wc.wrId / 4;
 const STATUS = Layout.wc.status / 4;
 const OPCODE = Layout.wc.opcode / 4;
@@ -65,7 +64,7 @@ class Cursor implements WorkCompletion {
   readonly #words: Int32Array;
   readonly #bytes: DataView;
   readonly #wrIds: Float64Array;
-  #base = HEADER_WORDS;
+  #base = 0;
   #index = 0;
 
   constructor(memory: ArrayBuffer, wrIds: Float64Array) {
@@ -76,7 +75,7 @@ class Cursor implements WorkCompletion {
 
   at(index: number): this {
     this.#index = index;
-    this.#base = HEADER_WORDS + index * WORDS;
+    this.#base = index * WORDS;
     return this;
   }
   get wrId(): number {
@@ -162,7 +161,9 @@ export class CompletionQueue extends Resource {
   readonly #attached = new Set<Resource>();
   readonly #id: number;
   readonly #words: Int32Array;
-  readonly #poll: () => void;
+  readonly #list: number;
+  readonly #bell = doorbell();
+  readonly #ring = binding().ring;
   readonly #capacity: number;
   readonly #wrIds: Float64Array;
   readonly #cursor: Cursor;
@@ -187,7 +188,7 @@ export class CompletionQueue extends Resource {
     this.#capacity = Math.min(native.cqe, RING_CAPACITY);
     const ring = binding().createWcRing(this.handle, this.#capacity);
     this.#words = new Int32Array(ring.memory);
-    this.#poll = ring.call;
+    this.#list = ring.list;
     this.#wrIds = new Float64Array(this.#capacity);
     this.#cursor = new Cursor(ring.memory, this.#wrIds);
     channel?.attach(this.#id, this);
@@ -203,19 +204,20 @@ export class CompletionQueue extends Resource {
   poll(max = this.#capacity): number {
     if (this.closed) this.requireOpen();
     const words = this.#words;
-    const limit = this.#capacity;
-    words[HEADER_COUNT] = max > 0 && max <= limit ? max : integer(max, 'max', 1, Number.MAX_SAFE_INTEGER) && limit;
-    this.#poll();
-    const count = words[HEADER_RESULT] as number;
+    const bell = this.#bell;
+    bell[BELL_LIST] = this.#list;
+    bell[BELL_COUNT] = max === this.#capacity ? max : Math.min(integer(max, 'max', 1, 2 ** 31), this.#capacity);
+    this.#ring();
+    const count = bell[BELL_RESULT] as number;
     if (count < 0) throw new RdmaError('ibv_poll_cq', 5, `it returned ${count}`);
     let kept = 0;
     for (let i = 0; i < count; i++) {
-      const at = HEADER_WORDS + i * WORDS + WR_ID;
+      const at = i * WORDS + WR_ID;
       const queue = queueOf(words[at + 1] as number);
       const wrId = queue === undefined ? Number.NaN : queue.complete(words[at] as number);
       // Some providers leave the completions of a destroyed queue pair in the queue; those are dropped on all.
       if (Number.isNaN(wrId)) continue;
-      if (kept !== i) words.copyWithin(HEADER_WORDS + kept * WORDS, at, at + WORDS);
+      if (kept !== i) words.copyWithin(kept * WORDS, i * WORDS, (i + 1) * WORDS);
       this.#wrIds[kept++] = wrId;
     }
     return kept;

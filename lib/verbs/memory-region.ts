@@ -3,6 +3,7 @@ import { integer, rangeError, typeError } from '../args.ts';
 import type { RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
 import type { MrHandle, NativeMr } from '../native/native.ts';
+import type { ProtectionDomain } from './protection-domain.ts';
 import type { RemoteRegionToken } from './remote-region.ts';
 import { Resource } from './resource.ts';
 
@@ -25,17 +26,15 @@ export class MemoryRegion extends Resource {
   readonly rkey: number;
   /** The access flags it was registered with. */
   readonly access: number;
-  /** Work requests in flight that use this region. @internal */
-  inFlight = 0;
   /** @internal */
-  readonly pd: Resource;
+  readonly pd: ProtectionDomain;
 
   readonly #handle: MrHandle;
   // Ours to take away at close; the caller's memory is left alone.
   readonly #owned: ArrayBuffer | undefined;
 
   /** @internal */
-  constructor(pd: Resource, native: NativeMr, buffer: Buffer, access: number, owned?: ArrayBuffer) {
+  constructor(pd: ProtectionDomain, native: NativeMr, buffer: Buffer, access: number, owned?: ArrayBuffer) {
     super([pd]);
     this.pd = pd;
     this.buffer = buffer;
@@ -78,7 +77,8 @@ export class MemoryRegion extends Resource {
   protected readonly destroyVerb = 'ibv_dereg_mr';
 
   protected override busyReasons(): string[] {
-    return this.inFlight === 0 ? [] : [`${this.inFlight} work request(s) in flight`];
+    const inFlight = this.pd.inFlight(this);
+    return inFlight === 0 ? [] : [`${inFlight} work request(s) in flight`];
   }
 
   protected destroy(): void {

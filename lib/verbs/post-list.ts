@@ -1,13 +1,14 @@
 import { constants } from 'node:os';
 import { PostError } from '../errors.ts';
-import { HEADER_BYTES, HEADER_COUNT, HEADER_INDEX, HEADER_RESULT, type SharedList } from '../native/native.ts';
+import { binding, doorbell } from '../native/binding.ts';
+import { BELL_COUNT, BELL_INDEX, BELL_LIST, BELL_RESULT, type SharedList } from '../native/native.ts';
 import type { MemoryRegion, MemorySlice } from './memory-region.ts';
-import type { WorkQueue } from './work-queue.ts';
+import type { Held, WorkQueue } from './work-queue.ts';
 
 /** What a post list must know of its queue pair. @internal */
 export interface Posting {
-  /** Throws when the queue pair is closed, or in a state in which a request must not be posted. */
-  requirePostable(): void;
+  /** Throws what is to be said when a queue is not postable. */
+  refuse(verb: string): never;
 }
 
 /**
@@ -23,15 +24,17 @@ export abstract class PostList {
   protected readonly wrIds: Float64Array;
   readonly #qp: Posting;
   readonly #queue: WorkQueue;
-  readonly #call: () => void;
+  readonly #list: number;
+  readonly #bell = doorbell();
+  readonly #ring = binding().ring;
   readonly #verb: string;
   // In words.
   readonly #wrSize: number;
   readonly #sgeSize = 4;
   readonly #maxSge: number;
   readonly #firstSge: number;
-  readonly #regions: (MemoryRegion | null)[];
-  readonly #more: (MemoryRegion[] | undefined)[];
+  // What each request uses.
+  readonly #held: Held[];
 
   /** @internal */
   constructor(
@@ -45,23 +48,22 @@ export abstract class PostList {
   ) {
     this.#qp = qp;
     this.#queue = queue;
-    this.#call = shared.call;
+    this.#list = shared.list;
     this.#verb = verb;
     this.#wrSize = wrBytes / 4;
     this.#maxSge = maxSge;
-    this.#firstSge = HEADER_BYTES / 4 + length * this.#wrSize;
+    this.#firstSge = length * this.#wrSize;
     this.length = length;
     this.words = new Int32Array(shared.memory);
     this.wrIds = new Float64Array(length);
-    this.#regions = new Array<MemoryRegion | null>(length).fill(null);
-    this.#more = new Array<MemoryRegion[] | undefined>(length).fill(undefined);
+    this.#held = new Array<Held>(length).fill(null);
     // wr_id is 64 bits: the high word names the queue, post() writes the low one.
     for (let i = 0; i < length; i++) this.words[this.at(i) + 1] = queue.id;
   }
 
   /** Word index of a request. @internal */
   protected at(index: number): number {
-    return HEADER_BYTES / 4 + index * this.#wrSize;
+    return index * this.#wrSize;
   }
 
   /** Writes the scatter/gather list of a request; there is room for `maxSge` elements. @internal */
@@ -69,14 +71,12 @@ export abstract class PostList {
     const at = this.#firstSge + index * this.#maxSge * this.#sgeSize;
     if (!Array.isArray(sgList)) {
       (sgList as MemorySlice).encode(this.words, at);
-      this.#regions[index] = (sgList as MemorySlice).region;
-      this.#more[index] = undefined;
+      this.#held[index] = (sgList as MemorySlice).region;
       return;
     }
     const slices = sgList as readonly MemorySlice[];
     for (let i = 0; i < slices.length; i++) (slices[i] as MemorySlice).encode(this.words, at + i * this.#sgeSize);
-    this.#regions[index] = slices[0]?.region ?? null;
-    this.#more[index] = slices.length > 1 ? slices.slice(1).map((slice) => slice.region) : undefined;
+    this.#held[index] = slices.length > 1 ? slices.map((slice) => slice.region) : (slices[0]?.region ?? null);
   }
 
   /**
@@ -94,26 +94,26 @@ export abstract class PostList {
 
   /** Posts the first `count` requests; `done` went before them, in the caller's list. @internal */
   protected postFirst(count: number, done = 0): void {
-    this.#qp.requirePostable();
     const queue = this.#queue;
+    if (!queue.postable) this.#qp.refuse(this.#verb);
     const words = this.words;
-    const room = queue.capacity - queue.length;
-    const fits = Math.min(count, room);
-    for (let i = 0, sequence = queue.next; i < fits; i++, sequence = (sequence + 1) | 0) {
-      const region = this.#regions[i] as MemoryRegion | null;
-      if (region?.closed) region.requireOpen();
-      const more = this.#more[i];
-      if (more !== undefined) for (const other of more) other.requireOpen();
-      words[this.at(i)] = sequence;
+    const size = this.#wrSize;
+    const fits = Math.min(count, queue.capacity - queue.length);
+    for (let i = 0, at = 0, sequence = queue.next; i < fits; i++, at += size, sequence = (sequence + 1) | 0) {
+      const held = this.#held[i] as Held;
+      if (held !== null) requireOpen(held);
+      words[at] = sequence;
     }
     let taken = 0;
     let errno = 0;
     if (fits > 0) {
-      words[HEADER_COUNT] = fits;
-      this.#call();
-      errno = words[HEADER_RESULT] as number;
-      taken = errno === 0 ? fits : (words[HEADER_INDEX] as number);
-      for (let i = 0; i < taken; i++) queue.push(this.wrIds[i] as number, this.#regions[i] ?? null, this.#more[i]);
+      const bell = this.#bell;
+      bell[BELL_LIST] = this.#list;
+      bell[BELL_COUNT] = fits;
+      this.#ring();
+      errno = bell[BELL_RESULT] as number;
+      taken = bell[BELL_INDEX] as number;
+      for (let i = 0; i < taken; i++) queue.push(this.wrIds[i] as number, this.#held[i] as Held);
     }
     if (errno === 0 && taken === count) return;
     const full = errno === 0 || errno === constants.errno.ENOMEM;
@@ -127,6 +127,11 @@ export abstract class PostList {
 
   /** Lets go of the regions, which a list that is only used in passing must not keep. @internal */
   protected forget(count: number): void {
-    for (let i = 0; i < count; i++) this.#regions[i] = null;
+    for (let i = 0; i < count; i++) this.#held[i] = null;
   }
+}
+
+function requireOpen(held: NonNullable<Held>): void {
+  if (Array.isArray(held)) for (const region of held) region.requireOpen();
+  else if ((held as MemoryRegion).closed) (held as MemoryRegion).requireOpen();
 }

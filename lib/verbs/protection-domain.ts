@@ -9,6 +9,7 @@ import type { Context } from './context.ts';
 import { explainRegistration, MemoryRegion, memoryOf } from './memory-region.ts';
 import { type QpInitAttr, QueuePair } from './queue-pair.ts';
 import { Resource } from './resource.ts';
+import type { WorkQueue } from './work-queue.ts';
 
 /** How memory is registered. */
 export interface RegMrOptions {
@@ -35,6 +36,8 @@ export class ProtectionDomain extends Resource {
   readonly context: Context;
   /** @internal */
   readonly handle: PdHandle;
+  /** The queues whose requests use its regions. @internal */
+  readonly queues = new Set<WorkQueue>();
 
   /** @internal */
   constructor(context: Context) {
@@ -139,6 +142,13 @@ export class ProtectionDomain extends Resource {
     const { buffer, view } = memoryOf(memory);
     markAsUntransferable(buffer);
     return { buffer, view, access };
+  }
+
+  /** Work requests in flight that use a region. @internal */
+  inFlight(region: MemoryRegion): number {
+    let count = 0;
+    for (const queue of this.queues) count += queue.uses(region);
+    return count;
   }
 
   /** @internal */

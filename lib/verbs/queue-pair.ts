@@ -117,9 +117,19 @@ export interface QpAttr {
 /** What `qp.query()` finds. All fields are there; which of them mean something depends on the state. */
 export interface QpAttrs extends Required<Omit<QpAttr, 'ahAttr' | 'altAhAttr'>> {
   /** The address of the peer. */
-  ahAttr: Required<Omit<AhAttr, 'grh'>> & { isGlobal: boolean; grh: Required<GlobalRoute> };
+  ahAttr: Required<Omit<AhAttr, 'grh'>> & {
+    /** Whether `grh` counts. */
+    isGlobal: boolean;
+    /** Global routing header; zeros when there is none. */
+    grh: Required<GlobalRoute>;
+  };
   /** The alternate path's address. */
-  altAhAttr: Required<Omit<AhAttr, 'grh'>> & { isGlobal: boolean; grh: Required<GlobalRoute> };
+  altAhAttr: Required<Omit<AhAttr, 'grh'>> & {
+    /** Whether `grh` counts. */
+    isGlobal: boolean;
+    /** Global routing header; zeros when there is none. */
+    grh: Required<GlobalRoute>;
+  };
   /** Whether the send queue is draining. */
   sqDraining: boolean;
   /** Whether every send request has a completion. */
@@ -204,9 +214,7 @@ const RECEIVABLE = states(INIT, RTR, RTS, SQD, SQE, ERR);
 const LIST_CAPACITY = 64;
 
 // Queue pairs that were collected open leave their queues' places.
-const collected = new FinalizationRegistry<readonly WorkQueue[]>((queues) => {
-  for (const queue of queues) queue.close();
-});
+const collected = new FinalizationRegistry<() => void>((leave) => leave());
 
 /**
  * A queue pair: `struct ibv_qp`. Made by `pd.createQp()`, in the state RESET.
@@ -232,6 +240,7 @@ export class QueuePair extends Resource {
   readonly #recvQueue: WorkQueue;
   readonly #sends: SendList;
   readonly #recvs: RecvList;
+  readonly #leave: () => void;
   #state: number = RESET;
 
   /** @internal */
@@ -278,7 +287,10 @@ export class QueuePair extends Resource {
     this.#recvs = this.#recvList(Math.min(granted.maxRecvWr, LIST_CAPACITY));
     sendCq.attach(this);
     recvCq.attach(this);
-    collected.register(this, [this.#sendQueue, this.#recvQueue], this.#sendQueue);
+    const queues = [this.#sendQueue, this.#recvQueue];
+    for (const queue of queues) pd.queues.add(queue);
+    this.#leave = leaver(queues, pd.queues);
+    collected.register(this, this.#leave, this.#leave);
   }
 
   /** The state that the last `modify()` or `query()` left it in. The device may have moved it to ERR since. */
@@ -337,7 +349,7 @@ export class QueuePair extends Resource {
     for (const path of [attrs.ahAttr, attrs.altAhAttr]) {
       path.grh.dgid = formatGid(path.grh.dgid as unknown as Uint8Array);
     }
-    this.#state = attrs.qpState;
+    this.#entered(attrs.qpState);
     return attrs;
   }
 
@@ -353,7 +365,7 @@ export class QueuePair extends Resource {
    */
   postSend(wrs: SendWr | readonly SendWr[]): void {
     if (Array.isArray(wrs)) {
-      if (wrs.length === 0) this.#sendPosting.requirePostable();
+      if (wrs.length === 0) this.requireOpen();
       else this.#nonEmpty(this.#sends, 'maxSendWr').postAll(wrs);
     } else {
       this.#nonEmpty(this.#sends, 'maxSendWr').postOne(wrs as SendWr);
@@ -368,7 +380,7 @@ export class QueuePair extends Resource {
    */
   postRecv(wrs: RecvWr | readonly RecvWr[]): void {
     const list: readonly RecvWr[] = Array.isArray(wrs) ? wrs : [wrs as RecvWr];
-    if (list.length === 0) this.#recvPosting.requirePostable();
+    if (list.length === 0) this.requireOpen();
     else this.#nonEmpty(this.#recvs, 'maxRecvWr').postAll(list);
   }
 
@@ -406,19 +418,8 @@ export class QueuePair extends Resource {
     return list;
   }
 
-  readonly #sendPosting = {
-    requirePostable: () => {
-      if (this.closed || (SENDABLE & (1 << this.#state)) === 0) this.#refuse('ibv_post_send');
-    },
-  };
-
-  readonly #recvPosting = {
-    requirePostable: () => {
-      if (this.closed || (RECEIVABLE & (1 << this.#state)) === 0) this.#refuse('ibv_post_recv');
-    },
-  };
-
-  #refuse(verb: string): never {
+  /** @internal */
+  refuse(verb: string): never {
     this.requireOpen();
     const state = Object.entries(QpState).find(([, value]) => value === this.#state)?.[0];
     throw new RdmaError(verb, constants.errno.EINVAL, `the queue pair is in state ${state}`);
@@ -426,12 +427,12 @@ export class QueuePair extends Resource {
 
   #sendList(length: number): SendList {
     const shared = binding().createSendList(this.#handle, length, this.cap.maxSendSge);
-    return new SendList(this.#sendPosting, this.#sendQueue, shared, length, this.pd, this.cap);
+    return new SendList(this, this.#sendQueue, shared, length, this.pd, this.cap);
   }
 
   #recvList(length: number): RecvList {
     const shared = binding().createRecvList(this.#handle, length, this.cap.maxRecvSge);
-    return new RecvList(this.#recvPosting, this.#recvQueue, shared, length, this.pd, this.cap);
+    return new RecvList(this, this.#recvQueue, shared, length, this.pd, this.cap);
   }
 
   #attributes(attr: QpAttr): { native: object; mask: number } {
@@ -466,6 +467,8 @@ export class QueuePair extends Resource {
   #entered(state: number | undefined): void {
     if (state === undefined) return;
     this.#state = state;
+    this.#sendQueue.postable = (SENDABLE & (1 << state)) !== 0;
+    this.#recvQueue.postable = (RECEIVABLE & (1 << state)) !== 0;
   }
 
   // The kernel says EINVAL and no more.
@@ -507,10 +510,19 @@ export class QueuePair extends Resource {
 
   protected destroy(): void {
     binding().destroyQp(this.#handle);
-    collected.unregister(this.#sendQueue);
-    this.#sendQueue.close();
-    this.#recvQueue.close();
+    collected.unregister(this.#leave);
+    this.#leave();
     this.sendCq.detach(this);
     this.recvCq.detach(this);
   }
+}
+
+// Ends a queue pair's queues. Made out here, where it cannot keep the queue pair.
+function leaver(queues: readonly WorkQueue[], all: Set<WorkQueue>): () => void {
+  return () => {
+    for (const queue of queues) {
+      queue.close();
+      all.delete(queue);
+    }
+  };
 }

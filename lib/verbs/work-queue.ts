@@ -12,22 +12,22 @@ export class WorkQueue {
   readonly id: number;
   /** Requests that may be in flight: the granted capacity. */
   readonly capacity: number;
+  /** Whether the queue pair is open, and in a state in which requests may be posted here. */
+  postable = false;
   // Sequence numbers of the oldest request in flight and of the next one, as 32-bit integers that wrap around. They
   // begin shortly before the wrap, so that no queue lives without passing it.
   #head = -64;
   #tail = -64;
   readonly #mask: number;
   readonly #wrIds: Float64Array;
-  readonly #regions: (MemoryRegion | null)[];
-  // Regions beyond the first, of requests with several scatter/gather elements.
-  readonly #more = new Map<number, readonly MemoryRegion[]>();
+  readonly #held: Held[];
 
   constructor(capacity: number) {
     const size = 2 ** Math.ceil(Math.log2(Math.max(capacity, 1)));
     this.capacity = capacity;
     this.#mask = size - 1;
     this.#wrIds = new Float64Array(size);
-    this.#regions = new Array<MemoryRegion | null>(size).fill(null);
+    this.#held = new Array<Held>(size).fill(null);
     this.id = enter(this);
   }
 
@@ -42,51 +42,46 @@ export class WorkQueue {
   }
 
   /** A request was posted: its memory is held from now on. */
-  push(wrId: number, region: MemoryRegion | null, more: readonly MemoryRegion[] | undefined): void {
+  push(wrId: number, held: Held): void {
     const slot = this.#tail & this.#mask;
     this.#wrIds[slot] = wrId;
-    this.#regions[slot] = region;
-    if (region !== null) region.inFlight++;
-    if (more !== undefined) {
-      this.#more.set(slot, more);
-      for (const other of more) other.inFlight++;
-    }
+    this.#held[slot] = held;
     this.#tail = (this.#tail + 1) | 0;
   }
 
   /** A request was completed. Returns the caller's wrId, or NaN for one that is not in flight. */
   complete(sequence: number): number {
-    const ahead = (sequence - this.#head) | 0;
-    if (ahead < 0 || ahead >= this.length) return Number.NaN;
-    while (this.#head !== sequence) this.#release();
-    const wrId = this.#wrIds[sequence & this.#mask] as number;
-    this.#release();
-    return wrId;
+    const head = this.#head;
+    const mask = this.#mask;
+    const ahead = (sequence - head) | 0;
+    if (ahead < 0 || ahead >= ((this.#tail - head) | 0)) return Number.NaN;
+    for (let i = head; i !== sequence; i = (i + 1) | 0) this.#held[i & mask] = null;
+    this.#held[sequence & mask] = null;
+    this.#head = (sequence + 1) | 0;
+    return this.#wrIds[sequence & mask] as number;
+  }
+
+  /** Requests in flight that use a region. Counted when somebody asks, which costs the data path nothing. */
+  uses(region: MemoryRegion): number {
+    let count = 0;
+    for (let i = this.#head; i !== this.#tail; i = (i + 1) | 0) {
+      const held = this.#held[i & this.#mask];
+      if (held === region || (Array.isArray(held) && held.includes(region))) count++;
+    }
+    return count;
   }
 
   /** The queue pair is gone: nothing will complete any more. */
   close(): void {
-    while (this.length > 0) this.#release();
+    this.postable = false;
+    this.#held.fill(null);
+    this.#head = this.#tail;
     leave(this.id);
   }
-
-  #release(): void {
-    const slot = this.#head & this.#mask;
-    const region = this.#regions[slot] as MemoryRegion | null;
-    if (region !== null) {
-      region.inFlight--;
-      this.#regions[slot] = null;
-    }
-    if (this.#more.size > 0) {
-      const more = this.#more.get(slot);
-      if (more !== undefined) {
-        for (const other of more) other.inFlight--;
-        this.#more.delete(slot);
-      }
-    }
-    this.#head = (this.#head + 1) | 0;
-  }
 }
+
+/** The regions that a request uses: none, one, or several. */
+export type Held = MemoryRegion | readonly MemoryRegion[] | null;
 
 const PLACE_BITS = 20;
 const PLACE_MASK = (1 << PLACE_BITS) - 1;
@@ -103,8 +98,7 @@ function enter(queue: WorkQueue): number {
   return id;
 }
 
-/** Forgets a queue. Also for one whose queue pair was collected open. */
-export function leave(id: number): void {
+function leave(id: number): void {
   if (queues[id & PLACE_MASK]?.id !== id) return;
   queues[id & PLACE_MASK] = undefined;
   freeIds.push(id);

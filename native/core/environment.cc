@@ -4,7 +4,9 @@
 
 namespace rdma {
 
-Environment::Environment(Napi::Env env) { napi_add_env_cleanup_hook(env, Cleanup, this); }
+Environment::Environment(Napi::Env env) : doorbell(std::make_shared<Doorbell>(env)) {
+  napi_add_env_cleanup_hook(env, Cleanup, this);
+}
 
 void Environment::Cleanup(void* self) {
   auto& cells = static_cast<Environment*>(self)->cells;

@@ -7,6 +7,7 @@
 #include <list>
 #include <memory>
 
+#include "datapath/doorbell.h"
 #include "handles/owner.h"
 
 namespace rdma {
@@ -20,6 +21,9 @@ class Environment {
 
   // The class RdmaError of TypeScript: (syscall, errno, detail?) => Error. Handed over once, at load.
   Napi::FunctionReference rdma_error;
+
+  // Where the data path is entered.
+  std::shared_ptr<Doorbell> doorbell;
 
   // Live objects, oldest first.
   std::list<Cell*> cells;

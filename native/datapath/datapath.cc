@@ -2,7 +2,7 @@
 #include <infiniband/verbs.h>
 
 #include "core/args.h"
-#include "datapath/shared_list.h"
+#include "datapath/doorbell.h"
 #include "verbs/verbs.h"
 
 namespace rdma {
@@ -18,44 +18,45 @@ class PostList final : public SharedList {
  public:
   // (qp, capacity, maxSge)
   static Napi::Value Create(const Napi::CallbackInfo& info) {
-    std::unique_ptr<SharedList> list(new PostList(info.Env(), HandleArg<QpHandle>(info, 0),
-                                                  Uint32Arg(info, 1, "capacity"), Uint32Arg(info, 2, "maxSge")));
-    return Publish(info.Env(), std::move(list), Post);
-  }
-
- private:
-  PostList(Napi::Env env, std::shared_ptr<QpHandle> qp, uint32_t capacity, uint32_t max_sge)
-      : SharedList(env, capacity * (sizeof(Wr) + size_t{max_sge} * sizeof(ibv_sge))),
-        qp_(std::move(qp)),
-        wr_(reinterpret_cast<Wr*>(structs())),
-        capacity_(static_cast<int32_t>(capacity)) {
-    auto* sge = reinterpret_cast<ibv_sge*>(wr_ + capacity);
-    for (uint32_t i = 0; i < capacity; i++) {
-      wr_[i].next = i + 1 < capacity ? &wr_[i + 1] : nullptr;
-      wr_[i].sg_list = sge + size_t{i} * max_sge;
+    auto qp = HandleArg<QpHandle>(info, 0);
+    const size_t capacity = Uint32Arg(info, 1, "capacity");
+    const size_t max_sge = Uint32Arg(info, 2, "maxSge");
+    auto memory = Napi::ArrayBuffer::New(info.Env(), capacity * (sizeof(Wr) + max_sge * sizeof(ibv_sge)));
+    auto* wr = static_cast<Wr*>(memory.Data());
+    auto* sge = reinterpret_cast<ibv_sge*>(wr + capacity);
+    for (size_t i = 0; i < capacity; i++) {
+      wr[i].next = i + 1 < capacity ? &wr[i + 1] : nullptr;
+      wr[i].sg_list = sge + i * max_sge;
     }
+    return Doorbell::Publish(
+        memory, std::unique_ptr<SharedList>(new PostList(std::move(qp), wr, static_cast<int32_t>(capacity))));
   }
 
   // Posts the first `count` requests. Leaves 0 or the errno value, and how many were taken.
-  static napi_value Post(napi_env env, napi_callback_info info) {
-    auto& self = Self<PostList>(env, info);
-    const int32_t count = self.header(kCount);
-    if (count < 1 || count > self.capacity_ || self.qp_->get() == nullptr) {
-      self.header(kResult) = EBADF;
-      self.header(kIndex) = 0;
-      return nullptr;
+  void Ring(int32_t* words) override {
+    const int32_t count = words[kCount];
+    ibv_qp* const qp = qp_->get();
+    if (count < 1 || count > capacity_ || qp == nullptr) {
+      words[kResult] = EBADF;
+      words[kIndex] = 0;
+      return;
     }
-    Wr& last = self.wr_[count - 1];
+    Wr& last = wr_[count - 1];
     Wr* const next = last.next;
     last.next = nullptr;
     Wr* bad = nullptr;
-    const int rc = PostVerb(self.qp_->get(), self.wr_, &bad);
+    const int rc = PostVerb(qp, wr_, &bad);
     last.next = next;
+    words[kResult] = 0;
+    words[kIndex] = count;
+    if (rc == 0) return;
+    words[kResult] = FromRet("", rc).err;
     // A provider that fails without naming a request has queued them all and failed at the doorbell.
-    self.header(kIndex) = rc != 0 && bad != nullptr ? static_cast<int32_t>(bad - self.wr_) : count;
-    self.header(kResult) = rc == 0 ? 0 : FromRet("", rc).err;
-    return nullptr;
+    if (bad != nullptr) words[kIndex] = static_cast<int32_t>(bad - wr_);
   }
+
+ private:
+  PostList(std::shared_ptr<QpHandle> qp, Wr* wr, int32_t capacity) : qp_(std::move(qp)), wr_(wr), capacity_(capacity) {}
 
   std::shared_ptr<QpHandle> qp_;
   Wr* wr_;
@@ -67,29 +68,24 @@ class WcRing final : public SharedList {
  public:
   // (cq, capacity)
   static Napi::Value Create(const Napi::CallbackInfo& info) {
-    std::unique_ptr<SharedList> ring(
-        new WcRing(info.Env(), HandleArg<CqHandle>(info, 0), Uint32Arg(info, 1, "capacity")));
-    return Publish(info.Env(), std::move(ring), Poll);
+    auto cq = HandleArg<CqHandle>(info, 0);
+    const size_t capacity = Uint32Arg(info, 1, "capacity");
+    auto memory = Napi::ArrayBuffer::New(info.Env(), capacity * sizeof(ibv_wc));
+    auto* wc = static_cast<ibv_wc*>(memory.Data());
+    return Doorbell::Publish(
+        memory, std::unique_ptr<SharedList>(new WcRing(std::move(cq), wc, static_cast<int32_t>(capacity))));
+  }
+
+  // Polls for at most `count` completions. Leaves their number, or a negative value when ibv_poll_cq failed.
+  void Ring(int32_t* words) override {
+    const int32_t max = words[kCount];
+    ibv_cq* const cq = cq_->get();
+    words[kResult] = max < 1 || max > capacity_ || cq == nullptr ? -1 : ibv_poll_cq(cq, max, wc_);
   }
 
  private:
-  WcRing(Napi::Env env, std::shared_ptr<CqHandle> cq, uint32_t capacity)
-      : SharedList(env, capacity * sizeof(ibv_wc)),
-        cq_(std::move(cq)),
-        wc_(reinterpret_cast<ibv_wc*>(structs())),
-        capacity_(static_cast<int32_t>(capacity)) {}
-
-  // Polls for at most `count` completions. Leaves their number, or a negative value when ibv_poll_cq failed.
-  static napi_value Poll(napi_env env, napi_callback_info info) {
-    auto& self = Self<WcRing>(env, info);
-    const int32_t max = self.header(kCount);
-    if (max < 1 || max > self.capacity_ || self.cq_->get() == nullptr) {
-      self.header(kResult) = -1;
-      return nullptr;
-    }
-    self.header(kResult) = ibv_poll_cq(self.cq_->get(), max, self.wc_);
-    return nullptr;
-  }
+  WcRing(std::shared_ptr<CqHandle> cq, ibv_wc* wc, int32_t capacity)
+      : cq_(std::move(cq)), wc_(wc), capacity_(capacity) {}
 
   std::shared_ptr<CqHandle> cq_;
   ibv_wc* wc_;
@@ -99,6 +95,7 @@ class WcRing final : public SharedList {
 }  // namespace
 
 void ExportDatapath(Napi::Object exports) {
+  Environment::Of(exports.Env()).doorbell->Export(exports);
   Export(exports, "createSendList", PostList<ibv_send_wr>::Create);
   Export(exports, "createRecvList", PostList<ibv_recv_wr>::Create);
   Export(exports, "createWcRing", WcRing::Create);
