@@ -27,6 +27,11 @@ export function rangeError(message: string): RangeError {
   return coded(new RangeError(message), 'ERR_OUT_OF_RANGE');
 }
 
+/** Error `ERR_INVALID_STATE`. */
+export function stateError(message: string): Error {
+  return coded(new Error(message), 'ERR_INVALID_STATE');
+}
+
 /** An integer from `min` to `max`. */
 export function integer(value: unknown, name: string, min: number, max: number): number {
   if (typeof value !== 'number') throw typeError(name, 'a number', value);

@@ -1,4 +1,4 @@
-import { abortSignal, boolean, integer, readOptions } from '../args.ts';
+import { abortSignal, boolean, integer, rangeError, readOptions, stateError } from '../args.ts';
 import { RdmaClosedError, RdmaError } from '../errors.ts';
 import { binding, doorbell } from '../native/binding.ts';
 import { WcStatus } from '../native/constants.gen.ts';
@@ -53,6 +53,9 @@ const WC_FLAGS = Layout.wc.wcFlags / 4;
 
 // More at once gains nothing, and the ring stays in the cache.
 const RING_CAPACITY = 256;
+
+// What is waited for: a queue that only a pending wait refers to must not be collected, or the wait would never end.
+const waits = new Set<object>();
 
 /** Swaps the bytes of a 32-bit word: immediate data travels in network order. @internal */
 export function swap32(word: number): number {
@@ -167,6 +170,8 @@ export class CompletionQueue extends Resource {
   readonly #capacity: number;
   readonly #wrIds: Float64Array;
   readonly #cursor: Cursor;
+  // How many the last poll found.
+  #found = 0;
   readonly #waiters = new Set<{ resolve: () => void; reject: (error: Error) => void }>();
 
   /** @internal */
@@ -220,6 +225,7 @@ export class CompletionQueue extends Resource {
       if (kept !== i) words.copyWithin(kept * WORDS, i * WORDS, (i + 1) * WORDS);
       this.#wrIds[kept++] = wrId;
     }
+    this.#found = kept;
     return kept;
   }
 
@@ -227,8 +233,13 @@ export class CompletionQueue extends Resource {
    * The completion at that position of the last poll. The same object each time, moved: read it, do not keep it.
    *
    * @param index - from 0 to what `poll()` returned, less one
+   * @throws RangeError `ERR_OUT_OF_RANGE` for one that it did not find
    */
   at(index: number): WorkCompletion {
+    if (index >>> 0 !== index || index >= this.#found) {
+      integer(index, 'index', 0, Math.max(this.#found - 1, 0));
+      throw rangeError('index: the last poll found nothing');
+    }
     return this.#cursor.at(index);
   }
 
@@ -243,9 +254,11 @@ export class CompletionQueue extends Resource {
    * itself.
    *
    * @param solicitedOnly - only for receives that the sender marked solicited, and for failures; default false
+   * @throws Error `ERR_INVALID_STATE` when the queue has no channel
    */
   reqNotify(solicitedOnly = false): void {
     this.requireOpen();
+    this.#requireChannel();
     binding().reqNotifyCq(this.handle, boolean(solicitedOnly, 'solicitedOnly'));
   }
 
@@ -254,7 +267,8 @@ export class CompletionQueue extends Resource {
    * keeps the process alive.
    *
    * @returns how many were taken: at least 1; read them with `at(i)`
-   * @throws RdmaClosedError when the queue is closed meanwhile; the signal's reason when it is aborted
+   * @throws RdmaClosedError when the queue is closed meanwhile; the signal's reason when it is aborted; Error
+   *   `ERR_INVALID_STATE` when the queue has no channel
    */
   async wait(options: { signal?: AbortSignal } = {}): Promise<number> {
     const signal = abortSignal(readOptions(options, 'options', ['signal']).signal, 'options.signal');
@@ -292,12 +306,12 @@ export class CompletionQueue extends Resource {
 
   /** Resolves at the next event, for who has armed the queue and polled it empty since. @internal */
   async nextEvent(signal: AbortSignal | undefined): Promise<void> {
-    const channel = this.channel;
-    if (channel === null) throw new TypeError('This completion queue has no channel: it can only be polled');
+    const channel = this.#requireChannel();
     const { promise, resolve, reject } = withResolvers();
-    const waiter = { resolve, reject };
+    const waiter = { queue: this, resolve, reject };
     const abort = () => reject(signal?.reason as Error);
     this.#waiters.add(waiter);
+    waits.add(waiter);
     signal?.addEventListener('abort', abort, { once: true });
     channel.wait(1);
     try {
@@ -306,7 +320,13 @@ export class CompletionQueue extends Resource {
       channel.wait(-1);
       signal?.removeEventListener('abort', abort);
       this.#waiters.delete(waiter);
+      waits.delete(waiter);
     }
+  }
+
+  #requireChannel(): CompletionChannel {
+    if (this.channel === null) throw stateError('This completion queue has no channel: it can only be polled');
+    return this.channel;
   }
 
   /** @internal */

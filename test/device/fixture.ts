@@ -121,6 +121,15 @@ export const rtsAttr = (more: QpAttr = {}): QpAttr => ({
   ...more,
 });
 
+/** Connects two sides whose queue pairs are in RESET. */
+export async function connectSides(a: Side, b: Side, options: ConnectOptions = {}): Promise<void> {
+  // A receiver that is not ready shall not be waited for long.
+  const how = { minRnrTimer: 1, ...options };
+  const [infoA, infoB] = [connectionInfo(a.qp, how), connectionInfo(b.qp, how)];
+  await connectQueuePair(a.qp, infoA, infoB, how);
+  await connectQueuePair(b.qp, infoB, infoA, how);
+}
+
 /** Two sides that are connected. Closes all that there is at the end. */
 export class Pair implements Disposable {
   readonly a: Side;
@@ -137,11 +146,7 @@ export class Pair implements Disposable {
   static async connect(options: SideOptions & { b?: SideOptions; connect?: ConnectOptions } = {}): Promise<Pair> {
     const a = openSide(deviceA, options);
     const b = openSide(deviceB, { ...options, ...options.b });
-    // A test that makes a receiver not ready should not wait long for the next try.
-    const how = { minRnrTimer: 1, ...options.connect };
-    const [infoA, infoB] = [connectionInfo(a.qp, how), connectionInfo(b.qp, how)];
-    await connectQueuePair(a.qp, infoA, infoB, how);
-    await connectQueuePair(b.qp, infoB, infoA, how);
+    await connectSides(a, b, options.connect);
     return new Pair(a, b);
   }
 
