@@ -60,8 +60,9 @@ export interface SharedList {
 /** Words of the doorbell (native/datapath/doorbell.h): what is asked for, and what came of it. */
 export const BELL_LIST = 0;
 export const BELL_COUNT = 1;
-export const BELL_RESULT = 2;
-export const BELL_INDEX = 3;
+export const BELL_SEQUENCE = 2;
+export const BELL_RESULT = 3;
+export const BELL_INDEX = 4;
 
 export interface Binding {
   setErrorClass(type: typeof RdmaError): void;
@@ -134,7 +135,7 @@ export interface Binding {
   doorbell: ArrayBuffer;
   /** Posts or polls the list that the doorbell's words say, and leaves the results there. */
   ring(): void;
-  createSendList(qp: QpHandle, capacity: number, maxSge: number): SharedList;
-  createRecvList(qp: QpHandle, capacity: number, maxSge: number): SharedList;
+  createSendList(qp: QpHandle, capacity: number, maxSge: number, queueId: number): SharedList;
+  createRecvList(qp: QpHandle, capacity: number, maxSge: number, queueId: number): SharedList;
   createWcRing(cq: CqHandle, capacity: number): SharedList;
 }

@@ -83,6 +83,7 @@ export class MemoryRegion extends Resource {
 
   protected destroy(): void {
     binding().deregMr(this.#handle);
+    this.pd.closings++;
     if (this.#owned) binding().detach(this.#owned);
   }
 }

@@ -1,15 +1,29 @@
 import { constants } from 'node:os';
 import { PostError } from '../errors.ts';
 import { binding, doorbell } from '../native/binding.ts';
-import { BELL_COUNT, BELL_INDEX, BELL_LIST, BELL_RESULT, type SharedList } from '../native/native.ts';
+import { Layout } from '../native/layout.gen.ts';
+import { BELL_COUNT, BELL_INDEX, BELL_LIST, BELL_RESULT, BELL_SEQUENCE, type SharedList } from '../native/native.ts';
 import type { MemoryRegion, MemorySlice } from './memory-region.ts';
+import type { ProtectionDomain } from './protection-domain.ts';
 import type { Held, WorkQueue } from './work-queue.ts';
 
 /** What a post list must know of its queue pair. @internal */
 export interface Posting {
+  readonly pd: ProtectionDomain;
   /** Throws what is to be said when a queue is not postable. */
   refuse(verb: string): never;
 }
+
+/** What errors call a request: its position in the caller's list, or a name. @internal */
+export type Name = number | string;
+
+/** The text for it, and for a field of it. @internal */
+export function label(name: Name, field?: string): string {
+  const request = typeof name === 'number' ? `wrs[${name}]` : name;
+  return field === undefined ? request : `${request}.${field}`;
+}
+
+const SGE_WORDS = Layout.sge.size / 4;
 
 /**
  * Work requests in memory shared with the addon, ready to be posted: any number of times, each with one call. What a
@@ -19,9 +33,9 @@ export abstract class PostList {
   /** How many requests the list has. */
   readonly length: number;
   /** @internal */
+  protected readonly pd: ProtectionDomain;
+  /** @internal */
   protected readonly words: Int32Array;
-  /** The caller's wrId of each request. @internal */
-  protected readonly wrIds: Float64Array;
   readonly #qp: Posting;
   readonly #queue: WorkQueue;
   readonly #list: number;
@@ -30,11 +44,15 @@ export abstract class PostList {
   readonly #verb: string;
   // In words.
   readonly #wrSize: number;
-  readonly #sgeSize = 4;
   readonly #maxSge: number;
   readonly #firstSge: number;
-  // What each request uses.
-  readonly #held: Held[];
+  // The caller's wrId of each request, and what it uses. Once posted as a run they belong to the queue as well, and a
+  // change makes new ones.
+  #wrIds: Float64Array;
+  #held: Held[];
+  #posted = false;
+  // The closings of the domain when all the regions were last seen open.
+  #checkedAt = -1;
 
   /** @internal */
   constructor(
@@ -46,6 +64,7 @@ export abstract class PostList {
     wrBytes: number,
     verb: string,
   ) {
+    this.pd = qp.pd;
     this.#qp = qp;
     this.#queue = queue;
     this.#list = shared.list;
@@ -55,10 +74,8 @@ export abstract class PostList {
     this.#firstSge = length * this.#wrSize;
     this.length = length;
     this.words = new Int32Array(shared.memory);
-    this.wrIds = new Float64Array(length);
+    this.#wrIds = new Float64Array(length);
     this.#held = new Array<Held>(length).fill(null);
-    // wr_id is 64 bits: the high word names the queue, post() writes the low one.
-    for (let i = 0; i < length; i++) this.words[this.at(i) + 1] = queue.id;
   }
 
   /** Word index of a request. @internal */
@@ -66,17 +83,30 @@ export abstract class PostList {
     return index * this.#wrSize;
   }
 
+  /** @internal */
+  protected storeWrId(index: number, wrId: number): void {
+    if (this.#posted) this.#unshare();
+    this.#wrIds[index] = wrId;
+  }
+
   /** Writes the scatter/gather list of a request; there is room for `maxSge` elements. @internal */
   protected encodeSgList(index: number, sgList: MemorySlice | readonly MemorySlice[]): void {
-    const at = this.#firstSge + index * this.#maxSge * this.#sgeSize;
+    if (this.#posted) this.#unshare();
+    const at = this.#firstSge + index * this.#maxSge * SGE_WORDS;
     if (!Array.isArray(sgList)) {
       (sgList as MemorySlice).encode(this.words, at);
       this.#held[index] = (sgList as MemorySlice).region;
       return;
     }
     const slices = sgList as readonly MemorySlice[];
-    for (let i = 0; i < slices.length; i++) (slices[i] as MemorySlice).encode(this.words, at + i * this.#sgeSize);
+    for (let i = 0; i < slices.length; i++) (slices[i] as MemorySlice).encode(this.words, at + i * SGE_WORDS);
     this.#held[index] = slices.length > 1 ? slices.map((slice) => slice.region) : (slices[0]?.region ?? null);
+  }
+
+  #unshare(): void {
+    this.#wrIds = this.#wrIds.slice();
+    this.#held = this.#held.slice();
+    this.#posted = false;
   }
 
   /**
@@ -89,49 +119,62 @@ export abstract class PostList {
    * @throws RdmaError EINVAL in a state in which the queue pair does not take requests; nothing is posted then
    */
   post(): void {
-    this.postFirst(this.length);
+    const closings = this.pd.closings;
+    if (this.#checkedAt !== closings) {
+      for (const held of this.#held) requireOpen(held);
+      this.#checkedAt = closings;
+    }
+    this.#submit(this.length, true, 0);
   }
 
-  /** Posts the first `count` requests; `done` went before them, in the caller's list. @internal */
-  protected postFirst(count: number, done = 0): void {
+  /**
+   * Posts the first `count` requests, which were encoded just now, and forgets what they use; `done` went before them in
+   * the caller's list.
+   *
+   * @internal
+   */
+  protected postEncoded(count: number, done: number): void {
+    try {
+      this.#submit(count, false, done);
+    } finally {
+      for (let i = 0; i < count; i++) this.#held[i] = null;
+    }
+  }
+
+  #submit(count: number, asRun: boolean, done: number): void {
     const queue = this.#queue;
     if (!queue.postable) this.#qp.refuse(this.#verb);
-    const words = this.words;
-    const size = this.#wrSize;
     const fits = Math.min(count, queue.capacity - queue.length);
-    for (let i = 0, at = 0, sequence = queue.next; i < fits; i++, at += size, sequence = (sequence + 1) | 0) {
-      const held = this.#held[i] as Held;
-      if (held !== null) requireOpen(held);
-      words[at] = sequence;
-    }
+    let errno: number = constants.errno.ENOMEM;
     let taken = 0;
-    let errno = 0;
     if (fits > 0) {
       const bell = this.#bell;
       bell[BELL_LIST] = this.#list;
       bell[BELL_COUNT] = fits;
+      bell[BELL_SEQUENCE] = queue.next;
       this.#ring();
       errno = bell[BELL_RESULT] as number;
       taken = bell[BELL_INDEX] as number;
-      for (let i = 0; i < taken; i++) queue.push(this.wrIds[i] as number, this.#held[i] as Held);
+      if (asRun && taken > 1) {
+        queue.pushRun(taken, this.#wrIds, this.#held);
+        this.#posted = true;
+      } else {
+        for (let i = 0; i < taken; i++) queue.push(this.#wrIds[i] as number, this.#held[i] as Held);
+      }
+      if (errno === 0 && taken === count) return;
     }
-    if (errno === 0 && taken === count) return;
-    const full = errno === 0 || errno === constants.errno.ENOMEM;
+    const isFull = errno === 0 || errno === constants.errno.ENOMEM;
     throw new PostError(
       this.#verb,
-      errno === 0 ? constants.errno.ENOMEM : errno,
+      isFull ? constants.errno.ENOMEM : errno,
       done + taken,
-      full ? `the queue is full: ${queue.length} of ${queue.capacity} requests are in flight` : undefined,
+      isFull ? `the queue is full: ${queue.length} of ${queue.capacity} requests are in flight` : undefined,
     );
-  }
-
-  /** Lets go of the regions, which a list that is only used in passing must not keep. @internal */
-  protected forget(count: number): void {
-    for (let i = 0; i < count; i++) this.#held[i] = null;
   }
 }
 
-function requireOpen(held: NonNullable<Held>): void {
+function requireOpen(held: Held): void {
+  if (held === null) return;
   if (Array.isArray(held)) for (const region of held) region.requireOpen();
-  else if ((held as MemoryRegion).closed) (held as MemoryRegion).requireOpen();
+  else (held as MemoryRegion).requireOpen();
 }

@@ -38,6 +38,8 @@ export class ProtectionDomain extends Resource {
   readonly handle: PdHandle;
   /** The queues whose requests use its regions. @internal */
   readonly queues = new Set<WorkQueue>();
+  /** How many of its regions were closed: post lists look for closed ones only when it has changed. @internal */
+  closings = 0;
 
   /** @internal */
   constructor(context: Context) {

@@ -364,12 +364,10 @@ export class QueuePair extends Resource {
    * @throws RdmaError EINVAL before RTS: a queue pair that cannot send would keep the request, and send it later
    */
   postSend(wrs: SendWr | readonly SendWr[]): void {
-    if (Array.isArray(wrs)) {
-      if (wrs.length === 0) this.requireOpen();
-      else this.#nonEmpty(this.#sends, 'maxSendWr').postAll(wrs);
-    } else {
-      this.#nonEmpty(this.#sends, 'maxSendWr').postOne(wrs as SendWr);
-    }
+    if (this.#sends.length === 0) this.#hasNone('maxSendWr');
+    if (!Array.isArray(wrs)) this.#sends.postOne(wrs as SendWr);
+    else if (wrs.length > 0) this.#sends.postAll(wrs);
+    else this.requireOpen();
   }
 
   /**
@@ -379,9 +377,10 @@ export class QueuePair extends Resource {
    * @throws as `postSend()`; EINVAL in the state RESET
    */
   postRecv(wrs: RecvWr | readonly RecvWr[]): void {
-    const list: readonly RecvWr[] = Array.isArray(wrs) ? wrs : [wrs as RecvWr];
-    if (list.length === 0) this.requireOpen();
-    else this.#nonEmpty(this.#recvs, 'maxRecvWr').postAll(list);
+    if (this.#recvs.length === 0) this.#hasNone('maxRecvWr');
+    if (!Array.isArray(wrs)) this.#recvs.postOne(wrs as RecvWr);
+    else if (wrs.length > 0) this.#recvs.postAll(wrs);
+    else this.requireOpen();
   }
 
   /**
@@ -413,9 +412,8 @@ export class QueuePair extends Resource {
     return list;
   }
 
-  #nonEmpty<T extends SendList | RecvList>(list: T, name: string): T {
-    if (list.length === 0) throw rangeError(`This queue pair was made with ${name} 0`);
-    return list;
+  #hasNone(name: string): never {
+    throw rangeError(`This queue pair was made with ${name} 0`);
   }
 
   /** @internal */
@@ -426,13 +424,13 @@ export class QueuePair extends Resource {
   }
 
   #sendList(length: number): SendList {
-    const shared = binding().createSendList(this.#handle, length, this.cap.maxSendSge);
-    return new SendList(this, this.#sendQueue, shared, length, this.pd, this.cap);
+    const shared = binding().createSendList(this.#handle, length, this.cap.maxSendSge, this.#sendQueue.id);
+    return new SendList(this, this.#sendQueue, shared, length, this.cap);
   }
 
   #recvList(length: number): RecvList {
-    const shared = binding().createRecvList(this.#handle, length, this.cap.maxRecvSge);
-    return new RecvList(this, this.#recvQueue, shared, length, this.pd, this.cap);
+    const shared = binding().createRecvList(this.#handle, length, this.cap.maxRecvSge, this.#recvQueue.id);
+    return new RecvList(this, this.#recvQueue, shared, length, this.cap);
   }
 
   #attributes(attr: QpAttr): { native: object; mask: number } {

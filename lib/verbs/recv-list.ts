@@ -2,8 +2,7 @@ import { integer, rangeError, readOptions, typeError, valueError } from '../args
 import { Layout } from '../native/layout.gen.ts';
 import type { QpCap, SharedList } from '../native/native.ts';
 import { MemorySlice } from './memory-region.ts';
-import { type Posting, PostList } from './post-list.ts';
-import type { Resource } from './resource.ts';
+import { label, type Name, type Posting, PostList } from './post-list.ts';
 import type { WorkQueue } from './work-queue.ts';
 
 /** A receive request: `struct ibv_recv_wr`. */
@@ -23,13 +22,11 @@ const NUM_SGE = Layout.recvWr.numSge / 4;
  * @see ibv_post_recv(3)
  */
 export class RecvList extends PostList {
-  readonly #pd: Resource;
   readonly #maxSge: number;
 
   /** @internal */
-  constructor(qp: Posting, queue: WorkQueue, shared: SharedList, length: number, pd: Resource, cap: QpCap) {
+  constructor(qp: Posting, queue: WorkQueue, shared: SharedList, length: number, cap: QpCap) {
     super(qp, queue, shared, length, cap.maxRecvSge, Layout.recvWr.size, 'ibv_post_recv');
-    this.#pd = pd;
     this.#maxSge = cap.maxRecvSge;
   }
 
@@ -47,43 +44,61 @@ export class RecvList extends PostList {
   /** Changes the `wrId` of a request. */
   setWrId(index: number, wrId: number): void {
     integer(index, 'index', 0, this.length - 1);
-    this.wrIds[index] = integer(wrId, 'wrId', 0, Number.MAX_SAFE_INTEGER);
+    this.storeWrId(index, integer(wrId, 'wrId', 0, Number.MAX_SAFE_INTEGER));
   }
 
   /** Checks a request whole, then writes it. @internal */
-  encode(index: number, wr: RecvWr, name: string): void {
-    if (typeof wr !== 'object' || wr === null) throw typeError(name, 'an object', wr);
-    readOptions(wr, name, KNOWN_KEYS);
-    const { wrId = 0, sgList = [] } = wr;
-    integer(wrId, `${name}.wrId`, 0, Number.MAX_SAFE_INTEGER);
-    const slices = sgList instanceof MemorySlice ? [sgList] : sgList;
-    if (!Array.isArray(slices)) {
-      throw typeError(`${name}.sgList`, 'a MemorySlice (mr.slice()) or an array of them', sgList);
+  encode(index: number, wr: RecvWr, name: Name): void {
+    if (typeof wr !== 'object' || wr === null) throw typeError(label(name), 'an object', wr);
+    const { wrId, sgList } = wr;
+    let keys = 0;
+    for (const _ in wr) keys++;
+    if (keys !== +(wrId !== undefined) + +(sgList !== undefined)) readOptions(wr, label(name), KNOWN_KEYS);
+    if (wrId !== undefined && !(Number.isSafeInteger(wrId) && wrId >= 0)) {
+      integer(wrId, label(name, 'wrId'), 0, Number.MAX_SAFE_INTEGER);
     }
-    if (slices.length > this.#maxSge) {
-      throw rangeError(`${name}.sgList has ${slices.length} elements, more than maxRecvSge (${this.#maxSge})`);
+    let elements = 0;
+    if (sgList instanceof MemorySlice) {
+      elements = 1;
+      this.#checkSlice(sgList, name);
+    } else if (Array.isArray(sgList)) {
+      elements = sgList.length;
+      for (const slice of sgList) this.#checkSlice(slice, name);
+    } else if (sgList !== undefined) {
+      throw typeError(label(name, 'sgList'), 'a MemorySlice (mr.slice()) or an array of them', sgList);
     }
-    for (const slice of slices) {
-      if (!(slice instanceof MemorySlice)) throw typeError(`${name}.sgList`, 'of MemorySlices (mr.slice())', slice);
-      slice.region.requireOpen();
-      if (slice.region.pd !== this.#pd) {
-        throw valueError(`${name}.sgList is of another protection domain than the queue pair`);
-      }
+    if (elements > this.#maxSge) {
+      throw rangeError(`${label(name, 'sgList')} has ${elements} element(s), more than maxRecvSge (${this.#maxSge})`);
     }
-    this.wrIds[index] = wrId;
-    this.encodeSgList(index, slices);
-    this.words[this.at(index) + NUM_SGE] = slices.length;
+    this.storeWrId(index, wrId ?? 0);
+    this.encodeSgList(index, sgList ?? []);
+    this.words[this.at(index) + NUM_SGE] = elements;
+  }
+
+  #checkSlice(slice: unknown, name: Name): void {
+    if (!(slice instanceof MemorySlice)) {
+      throw typeError(label(name, 'sgList'), 'of MemorySlices (mr.slice())', slice);
+    }
+    slice.region.requireOpen();
+    if (slice.region.pd !== this.pd) {
+      throw valueError(`${label(name, 'sgList')} is of another protection domain than the queue pair`);
+    }
   }
 
   /** Posts `wrs` through this list, as many at a time as it has room for. @internal */
   postAll(wrs: readonly RecvWr[]): void {
     // A mistake anywhere in the list must be found before anything is posted.
-    if (wrs.length > this.length) wrs.forEach((wr, i) => this.encode(0, wr, `wrs[${i}]`));
+    if (wrs.length > this.length) wrs.forEach((wr, i) => this.encode(0, wr, i));
     for (let done = 0; done < wrs.length; done += this.length) {
       const count = Math.min(wrs.length - done, this.length);
-      for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as RecvWr, `wrs[${done + i}]`);
-      this.postFirst(count, done);
-      this.forget(count);
+      for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as RecvWr, done + i);
+      this.postEncoded(count, done);
     }
+  }
+
+  /** @internal */
+  postOne(wr: RecvWr): void {
+    this.encode(0, wr, 'wr');
+    this.postEncoded(1, 0);
   }
 }

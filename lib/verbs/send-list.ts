@@ -4,9 +4,8 @@ import { Layout } from '../native/layout.gen.ts';
 import type { QpCap, SharedList } from '../native/native.ts';
 import { swap32 } from './completion-queue.ts';
 import { MemorySlice } from './memory-region.ts';
-import { type Posting, PostList } from './post-list.ts';
+import { label, type Name, type Posting, PostList } from './post-list.ts';
 import { RemoteSlice } from './remote-region.ts';
-import type { Resource } from './resource.ts';
 import type { WorkQueue } from './work-queue.ts';
 
 /** A send request: `struct ibv_send_wr`. */
@@ -42,7 +41,6 @@ const SEND_WR_KEYS = [
   'compareAdd',
   'swap',
 ] as const;
-const KNOWN_KEYS: ReadonlySet<string> = new Set(SEND_WR_KEYS);
 
 const NUM_SGE = Layout.sendWr.numSge / 4;
 const OPCODE = Layout.sendWr.opcode / 4;
@@ -85,16 +83,14 @@ const traitsOf = Array.from({ length: 16 }, (_, opcode) => traits.get(opcode) ??
  * @see ibv_post_send(3)
  */
 export class SendList extends PostList {
-  readonly #pd: Resource;
   readonly #cap: QpCap;
   // Bytes of each request at both ends, for the setters that change only one of them.
   readonly #localBytes: Float64Array;
   readonly #remoteBytes: Float64Array;
 
   /** @internal */
-  constructor(qp: Posting, queue: WorkQueue, shared: SharedList, length: number, pd: Resource, cap: QpCap) {
+  constructor(qp: Posting, queue: WorkQueue, shared: SharedList, length: number, cap: QpCap) {
     super(qp, queue, shared, length, cap.maxSendSge, Layout.sendWr.size, 'ibv_post_send');
-    this.#pd = pd;
     this.#cap = cap;
     this.#localBytes = new Float64Array(length);
     this.#remoteBytes = new Float64Array(length);
@@ -114,7 +110,7 @@ export class SendList extends PostList {
   /** Changes the `wrId` of a request. */
   setWrId(index: number, wrId: number): void {
     this.#checkIndex(index);
-    this.wrIds[index] = integer(wrId, 'wrId', 0, Number.MAX_SAFE_INTEGER);
+    this.storeWrId(index, integer(wrId, 'wrId', 0, Number.MAX_SAFE_INTEGER));
   }
 
   /**
@@ -124,13 +120,10 @@ export class SendList extends PostList {
   setLocal(index: number, slice: MemorySlice): void {
     this.#checkIndex(index);
     const at = this.at(index);
-    const { opcode, flags } = {
-      opcode: this.words[at + OPCODE] as number,
-      flags: this.words[at + SEND_FLAGS] as number,
-    };
-    const trait = traitsOf[opcode] as number;
-    const bytes = this.#checkLocal(slice, opcode, trait, flags, 'slice');
-    if ((trait & NEEDS_REMOTE) !== 0) checkRemoteBytes(this.#remoteBytes[index] as number, bytes, 'slice');
+    const trait = traitsOf[this.words[at + OPCODE] as number] as number;
+    const bytes = this.#checkLocal(slice, trait, this.words[at + SEND_FLAGS] as number, 'wr');
+    const remoteBytes = this.#remoteBytes[index] as number;
+    if ((trait & NEEDS_REMOTE) !== 0 && bytes > remoteBytes) throw tooFewRemoteBytes('slice', remoteBytes, bytes);
     this.#localBytes[index] = bytes;
     this.encodeSgList(index, slice);
     this.words[at + NUM_SGE] = 1;
@@ -140,7 +133,7 @@ export class SendList extends PostList {
   setRemote(index: number, remote: RemoteSlice): void {
     this.#checkIndex(index);
     const trait = traitsOf[this.words[this.at(index) + OPCODE] as number] as number;
-    this.#encodeRemote(index, remote, trait, this.#localBytes[index] as number, 'remote');
+    this.#encodeRemote(index, remote, trait, this.#localBytes[index] as number, 'wr');
   }
 
   /** Changes the immediate data of a request whose opcode has some. */
@@ -157,89 +150,130 @@ export class SendList extends PostList {
     integer(index, 'index', 0, this.length - 1);
   }
 
-  #encodeRemote(index: number, remote: unknown, trait: number, localBytes: number, name: string): void {
+  #encodeRemote(index: number, remote: unknown, trait: number, localBytes: number, name: Name): void {
     const at = this.at(index);
-    if (!(remote instanceof RemoteSlice)) throw typeError(name, 'a RemoteSlice (see RemoteRegion)', remote);
-    if ((trait & NEEDS_REMOTE) === 0) throw valueError(`${name}: this opcode has no remote memory`);
+    if (!(remote instanceof RemoteSlice)) {
+      throw typeError(label(name, 'remote'), 'a RemoteSlice (see RemoteRegion)', remote);
+    }
+    if ((trait & NEEDS_REMOTE) === 0) throw valueError(`${label(name, 'remote')}: this opcode has no remote memory`);
     if ((trait & ATOMIC) !== 0) {
-      if (remote.length < 8) throw rangeError(`${name} must have the 8 bytes of an atomic, not ${remote.length}`);
-      if (!remote.aligned) throw rangeError(`${name}: an atomic needs an address that is a multiple of 8`);
+      if (remote.length < 8) {
+        throw rangeError(`${label(name, 'remote')} must have the 8 bytes of an atomic, not ${remote.length}`);
+      }
+      if (!remote.aligned) {
+        throw rangeError(`${label(name, 'remote')}: an atomic needs an address that is a multiple of 8`);
+      }
       remote.encode(this.words, at + REMOTE_ADDR, at + ATOMIC_RKEY);
     } else {
-      checkRemoteBytes(remote.length, localBytes, name);
+      if (localBytes > remote.length) throw tooFewRemoteBytes(label(name, 'remote'), remote.length, localBytes);
       remote.encode(this.words, at + REMOTE_ADDR, at + RKEY);
     }
     this.#remoteBytes[index] = remote.length;
   }
 
   // Returns the total length.
-  #checkLocal(sgList: unknown, opcode: number, trait: number, flags: number, name: string): number {
+  #checkLocal(sgList: unknown, trait: number, flags: number, name: Name): number {
+    const cap = this.#cap;
     let total = 0;
+    let elements = 1;
     if (sgList instanceof MemorySlice) {
-      total = this.#checkSlice(sgList, name);
-      if (this.#cap.maxSendSge < 1) throw rangeError(`${name} has 1 element, more than maxSendSge (0)`);
+      total = this.#checkSlice(sgList, name, -1);
     } else if (Array.isArray(sgList)) {
-      if (sgList.length > this.#cap.maxSendSge) {
-        throw rangeError(`${name} has ${sgList.length} elements, more than maxSendSge (${this.#cap.maxSendSge})`);
-      }
-      for (let i = 0; i < sgList.length; i++) total += this.#checkSlice(sgList[i], `${name}[${i}]`);
+      elements = sgList.length;
+      for (let i = 0; i < elements; i++) total += this.#checkSlice(sgList[i], name, i);
     } else {
-      throw typeError(name, 'a MemorySlice (mr.slice()) or an array of them', sgList);
+      throw typeError(label(name, 'sgList'), 'a MemorySlice (mr.slice()) or an array of them', sgList);
     }
-    if ((trait & ATOMIC) !== 0 && total !== 8)
-      throw rangeError(`${name} must be the 8 bytes of an atomic, not ${total}`);
-    if ((trait & NO_DATA) !== 0) throw valueError(`${name}: opcode ${opcode} takes no data`);
-    if ((flags & SendFlags.INLINE) !== 0 && total > this.#cap.maxInlineData) {
-      throw rangeError(`${name} has ${total} bytes, more than maxInlineData (${this.#cap.maxInlineData})`);
+    if (elements > cap.maxSendSge) {
+      throw rangeError(`${label(name, 'sgList')} has ${elements} element(s), more than maxSendSge (${cap.maxSendSge})`);
+    }
+    if ((trait & (ATOMIC | NO_DATA)) !== 0) {
+      if ((trait & NO_DATA) !== 0) throw valueError(`${label(name, 'sgList')}: this opcode takes no data`);
+      if (total !== 8) throw rangeError(`${label(name, 'sgList')} must be the 8 bytes of an atomic, not ${total}`);
+    }
+    if ((flags & SendFlags.INLINE) !== 0 && total > cap.maxInlineData) {
+      throw rangeError(`${label(name, 'sgList')} has ${total} bytes, more than maxInlineData (${cap.maxInlineData})`);
     }
     return total;
   }
 
-  #checkSlice(slice: unknown, name: string): number {
-    if (!(slice instanceof MemorySlice)) throw typeError(name, 'a MemorySlice (mr.slice())', slice);
-    if (slice.region.closed) slice.region.requireOpen();
-    if (slice.region.pd !== this.#pd) throw valueError(`${name} is of another protection domain than the queue pair`);
+  #checkSlice(slice: unknown, name: Name, element: number): number {
+    if (!(slice instanceof MemorySlice)) {
+      throw typeError(label(name, element < 0 ? 'sgList' : `sgList[${element}]`), 'a MemorySlice (mr.slice())', slice);
+    }
+    const region = slice.region;
+    if (region.closed) region.requireOpen();
+    if (region.pd !== this.pd) {
+      throw valueError(`${label(name, 'sgList')} is of another protection domain than the queue pair`);
+    }
     return slice.length;
   }
 
-  /** Checks a request whole, then writes it. @internal */
-  encode(index: number, wr: SendWr, name: string): void {
-    if (typeof wr !== 'object' || wr === null) throw typeError(name, 'an object', wr);
-    for (const key in wr) if (!KNOWN_KEYS.has(key)) readOptions(wr, name, SEND_WR_KEYS);
-    const { wrId = 0, opcode, sgList, sendFlags = SendFlags.SIGNALED, immData, invalidateRkey, remote } = wr;
+  /**
+   * Checks a request whole, then writes it.
+   *
+   * @param name - what errors call it: its position in a list, or a name. Texts are made only for an error
+   * @internal
+   */
+  encode(index: number, wr: SendWr, name: Name): void {
+    if (typeof wr !== 'object' || wr === null) throw typeError(label(name), 'an object', wr);
+    const { wrId, opcode, sgList, sendFlags = SendFlags.SIGNALED, immData, invalidateRkey, remote } = wr;
+    const { compareAdd, swap } = wr;
+    // As many keys as there are known ones in it: the usual case, without a look at each.
+    let keys = 0;
+    for (const _ in wr) keys++;
+    const known =
+      +(wrId !== undefined) +
+      +(opcode !== undefined) +
+      +(sgList !== undefined) +
+      +(wr.sendFlags !== undefined) +
+      +(immData !== undefined) +
+      +(invalidateRkey !== undefined) +
+      +(remote !== undefined) +
+      +(compareAdd !== undefined) +
+      +(swap !== undefined);
+    if (keys !== known) readOptions(wr, label(name), SEND_WR_KEYS);
+
     const trait = typeof opcode === 'number' ? (traitsOf[opcode] ?? -1) : -1;
     if (trait === -1) {
-      oneOf(opcode, `${name}.opcode`, WrOpcode, 'WrOpcode');
-      throw valueError(`${name}.opcode: ${opcode} is not for ibv_post_send on this queue pair`);
+      oneOf(opcode, label(name, 'opcode'), WrOpcode, 'WrOpcode');
+      throw valueError(`${label(name, 'opcode')}: ${opcode} is not for ibv_post_send on this queue pair`);
     }
-    if (!(Number.isSafeInteger(wrId) && wrId >= 0)) integer(wrId, `${name}.wrId`, 0, Number.MAX_SAFE_INTEGER);
-    uint32(sendFlags, `${name}.sendFlags`);
-    if ((sendFlags & ~ALL_FLAGS) !== 0) {
-      throw rangeError(`${name}.sendFlags must be SendFlags joined with |, not ${sendFlags}`);
+    if (wrId !== undefined && !(Number.isSafeInteger(wrId) && wrId >= 0)) {
+      integer(wrId, label(name, 'wrId'), 0, Number.MAX_SAFE_INTEGER);
+    }
+    if (typeof sendFlags !== 'number' || sendFlags >>> 0 !== sendFlags || (sendFlags & ~ALL_FLAGS) !== 0) {
+      uint32(sendFlags, label(name, 'sendFlags'));
+      throw rangeError(`${label(name, 'sendFlags')} must be SendFlags joined with |, not ${sendFlags}`);
     }
     if ((sendFlags & SendFlags.INLINE) !== 0 && (trait & MAY_INLINE) === 0) {
-      throw valueError(`${name}.sendFlags: INLINE is for sends and writes only`);
+      throw valueError(`${label(name, 'sendFlags')}: INLINE is for sends and writes only`);
     }
+    let bytes = 0;
+    if (sgList !== undefined) bytes = this.#checkLocal(sgList, trait, sendFlags, name);
+    else if ((trait & ATOMIC) !== 0) throw valueError(`${label(name, 'sgList')} is missing: an atomic returns 8 bytes`);
+    if ((trait & NEEDS_IMM) !== 0) {
+      if (typeof immData !== 'number' || immData >>> 0 !== immData) uint32(immData, label(name, 'immData'));
+    } else if (immData !== undefined) {
+      throw valueError(`${label(name, 'immData')}: this opcode carries no immediate data`);
+    }
+    if ((trait & NEEDS_INVALIDATE) !== 0) {
+      uint32(invalidateRkey, label(name, 'invalidateRkey'));
+    } else if (invalidateRkey !== undefined) {
+      throw valueError(`${label(name, 'invalidateRkey')}: this opcode invalidates nothing`);
+    }
+    if ((trait & ATOMIC) !== 0) {
+      uint64(compareAdd, label(name, 'compareAdd'));
+      if (opcode === WrOpcode.ATOMIC_CMP_AND_SWP) uint64(swap, label(name, 'swap'));
+    } else if (compareAdd !== undefined || swap !== undefined) {
+      throw valueError(`${label(name)}: compareAdd and swap are for atomics only`);
+    }
+    if ((trait & NEEDS_REMOTE) !== 0) this.#encodeRemote(index, remote, trait, bytes, name);
+    else if (remote !== undefined) throw valueError(`${label(name, 'remote')}: this opcode has no remote memory`);
 
     const words = this.words;
     const at = this.at(index);
-    let bytes = 0;
-    if (sgList !== undefined) bytes = this.#checkLocal(sgList, opcode, trait, sendFlags, `${name}.sgList`);
-    else if ((trait & ATOMIC) !== 0) throw valueError(`${name}.sgList is missing: an atomic returns 8 bytes`);
-    if ((trait & NEEDS_IMM) !== 0) uint32(immData, `${name}.immData`);
-    else if (immData !== undefined) throw valueError(`${name}.immData: this opcode carries no immediate data`);
-    if ((trait & NEEDS_INVALIDATE) !== 0) uint32(invalidateRkey, `${name}.invalidateRkey`);
-    else if (invalidateRkey !== undefined) throw valueError(`${name}.invalidateRkey: this opcode invalidates nothing`);
-    if ((trait & ATOMIC) !== 0) {
-      uint64(wr.compareAdd, `${name}.compareAdd`);
-      if (opcode === WrOpcode.ATOMIC_CMP_AND_SWP) uint64(wr.swap, `${name}.swap`);
-    } else if (wr.compareAdd !== undefined || wr.swap !== undefined) {
-      throw valueError(`${name}: compareAdd and swap are for atomics only`);
-    }
-    if ((trait & NEEDS_REMOTE) !== 0) this.#encodeRemote(index, remote, trait, bytes, `${name}.remote`);
-    else if (remote !== undefined) throw valueError(`${name}.remote: this opcode has no remote memory`);
-
-    this.wrIds[index] = wrId;
+    this.storeWrId(index, wrId ?? 0);
     this.#localBytes[index] = bytes;
     words[at + OPCODE] = opcode;
     words[at + SEND_FLAGS] = sendFlags;
@@ -248,33 +282,31 @@ export class SendList extends PostList {
     if ((trait & NEEDS_IMM) !== 0) words[at + IMM_DATA] = swap32(immData as number) | 0;
     if ((trait & NEEDS_INVALIDATE) !== 0) words[at + IMM_DATA] = (invalidateRkey as number) | 0;
     if ((trait & ATOMIC) !== 0) {
-      encode64(words, at + COMPARE_ADD, wr.compareAdd as bigint);
-      encode64(words, at + SWAP, wr.swap ?? 0n);
+      encode64(words, at + COMPARE_ADD, compareAdd as bigint);
+      encode64(words, at + SWAP, swap ?? 0n);
     }
   }
 
   /** Posts `wrs` through this list, as many at a time as it has room for. @internal */
   postAll(wrs: readonly SendWr[]): void {
     // A mistake anywhere in the list must be found before anything is posted.
-    if (wrs.length > this.length) wrs.forEach((wr, i) => this.encode(0, wr, `wrs[${i}]`));
+    if (wrs.length > this.length) wrs.forEach((wr, i) => this.encode(0, wr, i));
     for (let done = 0; done < wrs.length; done += this.length) {
       const count = Math.min(wrs.length - done, this.length);
-      for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as SendWr, `wrs[${done + i}]`);
-      this.postFirst(count, done);
-      this.forget(count);
+      for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as SendWr, done + i);
+      this.postEncoded(count, done);
     }
   }
 
   /** @internal */
   postOne(wr: SendWr): void {
     this.encode(0, wr, 'wr');
-    this.postFirst(1);
-    this.forget(1);
+    this.postEncoded(1, 0);
   }
 }
 
-function checkRemoteBytes(remote: number, local: number, name: string): void {
-  if (local > remote) throw rangeError(`${name}: ${local} bytes do not fit the ${remote} bytes of the remote memory`);
+function tooFewRemoteBytes(name: string, remote: number, local: number): RangeError {
+  return rangeError(`${name}: ${local} bytes do not fit the ${remote} bytes of the remote memory`);
 }
 
 function encode64(words: Int32Array, at: number, value: bigint): void {

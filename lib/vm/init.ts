@@ -118,12 +118,13 @@ if [ -n "$tty" ]; then
   code=$?
 else
   mkfifo $d/in $d/out $d/err
-  pump() { cat; printf '\036%s' "$token"; }
+  # dd, since cat moves 4 KiB at a time, and each write to a port is a round trip to QEMU.
+  pump() { dd bs=32k 2>/dev/null; printf '\036%s' "$token"; }
   pump <$d/out >/dev/vport0p4 3>&- &
   pumps=$!
   pump <$d/err >/dev/vport0p5 3>&- &
   pumps="$pumps $!"
-  cat /dev/vport0p3 >$d/in 3>&- &
+  dd bs=32k </dev/vport0p3 >$d/in 2>/dev/null 3>&- &
   say ready
   ( start setsid ) <$d/in >$d/out 2>$d/err 3>&-
   code=$?

@@ -26,9 +26,6 @@ export const guestModules: readonly string[] = [
   'rdma_ucm',
   'ib_umad',
   'veth',
-  'dummy',
-  'af_packet',
-  'sch_netem',
 ];
 
 /** Builds the initrd for a kernel into the cache, or finds it there. A changed script or module list makes a new one. */

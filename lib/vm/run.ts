@@ -13,7 +13,7 @@ import { findKernelTrouble } from './kernel-log.ts';
 import { checkHost } from './packages.ts';
 import type { Accelerator, portFds } from './qemu.ts';
 import { type Request, requestScript } from './request.ts';
-import { pump } from './streams.ts';
+import { pump, rawTerminal } from './streams.ts';
 
 /** What to run in the VM, and how. */
 export interface VmOptions {
@@ -76,9 +76,7 @@ const trialMs = 15_000;
  * @returns The paths, for the curious; {@link runInVm} calls this itself.
  * @throws {@link VmError} ERR_VM_PLATFORM, ERR_VM_PACKAGES or ERR_VM_KERNEL, whose message says what to type.
  */
-export async function prepareVm(
-  options: { onProgress?: (message: string) => void } = {},
-): Promise<{
+export async function prepareVm(options: { onProgress?: (message: string) => void } = {}): Promise<{
   /** The unpacked kernel. */
   kernel: Kernel;
   /** The initrd's file. */
@@ -106,8 +104,7 @@ export async function runInVm(options: VmOptions): Promise<VmResult> {
   const out = options.out === undefined ? undefined : await realpath(options.out);
   const token = randomBytes(16).toString('hex');
   const modules = join(kernel.root, 'lib', 'modules', kernel.release);
-  const tty = options.tty ? { rows: process.stdout.rows, columns: process.stdout.columns } : undefined;
-  const request = { command: options.command, args, cwd, env, hostname: hostname(), modules, token, out, tty };
+  const request = { command: options.command, args, cwd, env, hostname: hostname(), modules, token, out };
 
   const order = await accelerators(options.accel);
   for (;;) {
@@ -131,7 +128,7 @@ export async function runInVm(options: VmOptions): Promise<VmResult> {
 /** The whole talk with a guest, from its first word to the end of its output. */
 async function converse(
   guest: Guest,
-  request: Request,
+  request: Omit<Request, 'tty'>,
   options: VmOptions,
   helloMs: number,
 ): Promise<Omit<VmResult, 'accel'>> {
@@ -143,7 +140,8 @@ async function converse(
     await guest.word();
     clearTimeout(timer);
     timer = limit(bootMs, 'ERR_VM_BOOT', 'the guest did not come up');
-    guest.port('request').end(requestScript(request));
+    const { rows, columns } = process.stdout;
+    guest.port('request').end(requestScript({ ...request, tty: options.tty ? { rows, columns } : undefined }));
     await guest.word();
     clearTimeout(timer);
     const ready = performance.now();
@@ -176,10 +174,8 @@ async function runCommand(guest: Guest, token: string, options: VmOptions): Prom
   const input = options.tty ? stdin : options.stdin;
   const inputPort = guest.port(options.tty ? 'tty' : 'stdin');
   const resize = () => guest.port('control').write(`size ${stdout.rows} ${stdout.columns}\n`);
-  if (options.tty) {
-    stdin.setRawMode(true);
-    stdout.on('resize', resize);
-  }
+  const restoreTerminal = options.tty ? rawTerminal() : () => {};
+  if (options.tty) stdout.on('resize', resize);
   if (input === undefined) inputPort.end();
   else input.pipe(inputPort);
 
@@ -201,9 +197,7 @@ async function runCommand(guest: Guest, token: string, options: VmOptions): Prom
     for (const [, to] of streams) to.off('error', fail);
     input?.unpipe(inputPort);
     input?.pause();
-    if (options.tty) {
-      stdin.setRawMode(false);
-      stdout.off('resize', resize);
-    }
+    stdout.off('resize', resize);
+    restoreTerminal();
   }
 }

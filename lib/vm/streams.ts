@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
 import type { Readable, Writable } from 'node:stream';
 
@@ -24,4 +25,18 @@ function overlap(data: Buffer, mark: Buffer): number {
     if (data.subarray(data.length - size).equals(mark.subarray(0, size))) return size;
   }
   return 0;
+}
+
+/**
+ * Takes this process's terminal out of the way, for the guest's own tty does all that a terminal does.
+ *
+ * @returns What puts the terminal back as it was.
+ */
+export function rawTerminal(): () => void {
+  // Not setRawMode: it leaves the translation of output on, and the guest has translated already.
+  const stty = (...args: string[]) =>
+    execFileSync('stty', args, { stdio: ['inherit', 'pipe', 'inherit'], encoding: 'utf8' }).trim();
+  const before = stty('-g');
+  stty('raw', '-echo');
+  return () => void stty(before);
 }

@@ -16,7 +16,7 @@ inline int PostVerb(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv
 template <class Wr>
 class PostList final : public SharedList {
  public:
-  // (qp, capacity, maxSge)
+  // (qp, capacity, maxSge, queueId)
   static Napi::Value Create(const Napi::CallbackInfo& info) {
     auto qp = HandleArg<QpHandle>(info, 0);
     const size_t capacity = Uint32Arg(info, 1, "capacity");
@@ -29,10 +29,12 @@ class PostList final : public SharedList {
       wr[i].sg_list = sge + i * max_sge;
     }
     return Doorbell::Publish(
-        memory, std::unique_ptr<SharedList>(new PostList(std::move(qp), wr, static_cast<int32_t>(capacity))));
+        memory, std::unique_ptr<SharedList>(
+                    new PostList(std::move(qp), wr, static_cast<int32_t>(capacity), Uint32Arg(info, 3, "queueId"))));
   }
 
-  // Posts the first `count` requests. Leaves 0 or the errno value, and how many were taken.
+  // Posts the first `count` requests, numbered from `sequence` on: wr_id is the queue and that number. Leaves 0 or the
+  // errno value, and how many were taken.
   void Ring(int32_t* words) override {
     const int32_t count = words[kCount];
     ibv_qp* const qp = qp_->get();
@@ -41,6 +43,8 @@ class PostList final : public SharedList {
       words[kIndex] = 0;
       return;
     }
+    const auto sequence = static_cast<uint32_t>(words[kSequence]);
+    for (int32_t i = 0; i < count; i++) wr_[i].wr_id = queue_id_ | (sequence + static_cast<uint32_t>(i));
     Wr& last = wr_[count - 1];
     Wr* const next = last.next;
     last.next = nullptr;
@@ -56,11 +60,13 @@ class PostList final : public SharedList {
   }
 
  private:
-  PostList(std::shared_ptr<QpHandle> qp, Wr* wr, int32_t capacity) : qp_(std::move(qp)), wr_(wr), capacity_(capacity) {}
+  PostList(std::shared_ptr<QpHandle> qp, Wr* wr, int32_t capacity, uint32_t queue_id)
+      : qp_(std::move(qp)), wr_(wr), capacity_(capacity), queue_id_(uint64_t{queue_id} << 32) {}
 
   std::shared_ptr<QpHandle> qp_;
   Wr* wr_;
   int32_t capacity_;
+  uint64_t queue_id_;
 };
 
 // The completions that one poll of a queue found.

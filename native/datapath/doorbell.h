@@ -16,8 +16,7 @@
 namespace rdma {
 
 // Words of the doorbell: what is asked for, and what came of it.
-enum DoorbellWord { kList = 0, kCount = 1, kResult = 2, kIndex = 3 };
-constexpr size_t kDoorbellWords = 4;
+enum DoorbellWord { kList = 0, kCount = 1, kSequence = 2, kResult = 3, kIndex = 4, kDoorbellWords = 5 };
 
 // An array of structs shared with TypeScript. It lives as long as its ArrayBuffer, which is V8's own memory: that works
 // too where V8 forbids memory of others, and V8 does not move it.
