@@ -67,7 +67,9 @@ bool quiet(struct ibv_cq* cq);
 uint64_t now(void);
 /* Runs this program again with the given argument and environment setting; its exit status. */
 int run_self(const char* argument, const char* setting);
+/* What such a child does; the tasks of check_objects.c are in the second. */
 int child_task(const char* name);
+int child_objects(const char* name);
 int benchmark(long rounds);
 
 #endif

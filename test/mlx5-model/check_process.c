@@ -241,7 +241,6 @@ static bool exits_at_any_time(void) {
   return true;
 }
 
-int child_objects(const char* name);
 int child_task(const char* name) {
   alarm(60);
   if (!strcmp(name, "program")) return !whole_program();

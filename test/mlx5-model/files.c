@@ -100,17 +100,25 @@ bool file_event(struct file* f, const void* record, size_t size) {
   return true;
 }
 
+/*
+ * Reads by a description of its own that does not block: the user may be reading at the same time, and whether the
+ * user's end blocks is for the user to say.
+ */
 uint32_t file_forget(struct file* f, size_t size, uint64_t element) {
   int bytes = 0;
   uint32_t forgotten = 0;
-  if (f->read_fd < 0 || ioctl(f->read_fd, FIONREAD, &bytes)) return 0;
+  if (f->read_fd < 0 || ioctl(f->read_fd, FIONREAD, &bytes) || bytes == 0) return 0;
+  char path[32];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", f->read_fd);
+  int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   for (int left = bytes / (int)size; left > 0; left--) { /* takes each out, and puts the others back in order */
     uint64_t record[2] = {0};                            /* both kinds of record start with the element */
-    if (syscall(SYS_read, f->read_fd, record, size) != (long)size) break;
+    if (syscall(SYS_read, fd, record, size) != (long)size) break;
     if (record[0] == element)
       forgotten++;
     else
       (void)!syscall(SYS_write, f->write_fd, record, size);
   }
+  if (fd >= 0) real_close(fd);
   return forgotten;
 }

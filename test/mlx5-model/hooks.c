@@ -4,6 +4,9 @@
  * Contexts, extended CQs and extended QPs carry tables of function pointers in their public structs. The model learns
  * of each struct from the user_handle of the create command, and puts itself in front of the provider's function.
  */
+#include <errno.h>
+#include <sched.h>
+
 #include "model.h"
 
 /* All contexts are of one provider, so the functions behind their tables are the same. */
@@ -33,9 +36,16 @@ static int post_srq_recv(struct ibv_srq* srq, struct ibv_recv_wr* wr, struct ibv
   return err;
 }
 
+/* Who spins on a queue would keep a busy machine's processor from the engine's thread, which a NIC does not need. */
+static void found_nothing(void) {
+  if (cfg.mode == MODE_THREAD) sched_yield();
+}
+
 static int poll_cq(struct ibv_cq* cq, int n, struct ibv_wc* wc) {
   engine_polling();
-  return provider.poll_cq(cq, n, wc);
+  int found = provider.poll_cq(cq, n, wc);
+  if (found == 0) found_nothing();
+  return found;
 }
 
 static int req_notify_cq(struct ibv_cq* cq, int solicited_only) {
@@ -55,7 +65,6 @@ void hook_context(struct ibv_context* context) {
   ops->post_recv = post_recv;
   ops->post_srq_recv = post_srq_recv;
   ops->req_notify_cq = req_notify_cq;
-  if (cfg.mode == MODE_THREAD) return; /* there a poll has nothing to do */
   provider.poll_cq = ops->poll_cq;
   ops->poll_cq = poll_cq;
 }
@@ -63,13 +72,15 @@ void hook_context(struct ibv_context* context) {
 static int start_poll(struct ibv_cq_ex* ex, struct ibv_poll_cq_attr* attr) {
   struct cq* cq = object_at(KIND_CQ, ex->handle);
   engine_polling();
-  return cq->start_poll(ex, attr);
+  int err = cq->start_poll(ex, attr);
+  if (err == ENOENT) found_nothing();
+  return err;
 }
 
 void hook_cq(struct cq* cq) {
   struct ibv_cq_ex* ex = (struct ibv_cq_ex*)cq->user_handle;
   hook_context(ex->context);
-  if (cfg.mode == MODE_THREAD || !ex->start_poll) return; /* not an extended CQ: the pointer is null */
+  if (!ex->start_poll) return; /* not an extended CQ */
   cq->start_poll = ex->start_poll;
   ex->start_poll = start_poll;
 }
