@@ -7,6 +7,9 @@ import { root } from './shell.mjs';
 
 await setup({ system: ['run'], native: false });
 
+// npm starts scripts in the package's folder, which need not be where the user is.
+if (process.env.npm_lifecycle_event === 'vm') process.chdir(process.env.INIT_CWD);
+
 // In this process: signals, terminal and exit code need no handing on.
 const main = join(root, 'dist/cli/main.js');
 process.argv.splice(1, 1, main, 'vm');

@@ -112,9 +112,8 @@ group=/sys/fs/cgroup/command
 mkdir $group
 start() { echo 0 >$group/cgroup.procs; run "$@"; }
 if [ -n "$tty" ]; then
-  stty $tty </dev/hvc0
   say ready
-  ( start setsid -c ) </dev/hvc0 >/dev/hvc0 2>&1 3>&-
+  ( stty $tty; start setsid -c ) </dev/hvc0 >/dev/hvc0 2>&1 3>&-
   code=$?
 else
   mkfifo $d/in $d/out $d/err
