@@ -65,7 +65,10 @@ function compile(modules: Map<string, string>): string[] {
       : ts.createSourceFile(path, text, { ...(language as object), impliedNodeFormat: ts.ModuleKind.ESNext } as never);
   };
   const program = ts.createProgram([...modules.keys()], options, host);
-  return ts.getPreEmitDiagnostics(program).map(({ file, start, messageText }) => {
+  // Of these only: the package's own code is checked elsewhere.
+  const files = [...modules.keys()].map((path) => program.getSourceFile(path) as ts.SourceFile);
+  const diagnostics = files.flatMap((file) => ts.getPreEmitDiagnostics(program, file));
+  return diagnostics.map(({ file, start, messageText }) => {
     const line = file ? file.getLineAndCharacterOfPosition(start ?? 0).line + 1 : 0;
     return `${file?.fileName.slice(root.length)}:${line}: ${ts.flattenDiagnosticMessageText(messageText, '\n')}`;
   });
