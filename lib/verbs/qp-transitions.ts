@@ -111,7 +111,7 @@ function stateName(state: number): string {
 export function explainTransition(type: number, from: number, to: number, mask: number): string | undefined {
   const given = mask & ~QpAttrMask.STATE;
   const step = `${stateName(from)} -> ${stateName(to)}`;
-  if (to === QpState.RESET || to === QpState.ERR) {
+  if (to === QpState.RESET || (to === QpState.ERR && from !== QpState.RESET)) {
     return given === 0 ? undefined : `${step} takes no attributes, but was given ${names(given)}`;
   }
   const transition = transitions[`${from}-${to}`];
