@@ -189,7 +189,11 @@ const MAGIC = 'nRDM';
 const VERSION = 1;
 const BLOB_LENGTH = 36;
 
-/** Encodes a `ConnectionInfo` as 36 bytes with a version and a length. */
+/**
+ * Encodes a `ConnectionInfo` as 36 bytes in network byte order, with a version and a length.
+ *
+ * @throws TypeError or RangeError naming the field
+ */
 export function encodeConnectionInfo(info: ConnectionInfo): Buffer {
   const blob = Buffer.alloc(BLOB_LENGTH);
   blob.write(MAGIC, 0, 'latin1');

@@ -39,6 +39,11 @@ const settled = Promise.resolve();
  *
  * A failed operation rejects with a {@link WorkCompletionError}, the queue pair is in the error state then, and
  * everything behind it rejects with WR_FLUSH_ERR, in order.
+ *
+ * What cannot be posted rejects at once and changes nothing: TypeError or RangeError for a wrong argument, PostError
+ * ENOMEM when `qp.cap.maxSendWr` (for `recv()`: `maxRecvWr`) operations are under way, RdmaClosedError after `close()`.
+ *
+ * An operation under way keeps the endpoint, and the process, alive.
  */
 export class Endpoint {
   /** The queue pair. Its completion queues belong to this endpoint: nobody else may poll them. */
@@ -62,7 +67,14 @@ export class Endpoint {
     this.privateData = privateData;
   }
 
-  /** Sends a message: the peer must have a receive for it. @see ibv_post_send(3), IBV_WR_SEND */
+  /**
+   * Sends a message. The peer must have a receive for it, or get one within its RNR retries.
+   *
+   * @param local - the bytes of the message; a slice of 0 bytes for none
+   * @param options - as all operations; and `immData`: 32 bits in host byte order, which the receive gets. Default none
+   * @returns when the peer's NIC has acknowledged it: it is in its memory, if perhaps not looked at
+   * @see ibv_post_send(3), IBV_WR_SEND and IBV_WR_SEND_WITH_IMM
+   */
   async send(local: MemorySlice, options?: OperationOptions & { immData?: number }): Promise<void> {
     const { immData, ...rest } = readOptions(options, 'options', [...operationOptionNames, 'immData']);
     await this.#post(
@@ -74,7 +86,13 @@ export class Endpoint {
     );
   }
 
-  /** Receives a message, or the immediate data of a write. The buffers are filled in the order of the calls. */
+  /**
+   * Receives a message, or the immediate data of a write. The buffers are filled in the order of the calls.
+   *
+   * @param local - where the message goes, as long as the longest that may come: one that is longer ends the connection.
+   *   Default none: for messages of 0 bytes, and for immediate data
+   * @see ibv_post_recv(3)
+   */
   async recv(local?: MemorySlice): Promise<Received> {
     const wrId = this.#nextId + 1;
     this.#requireOpen();
@@ -82,12 +100,25 @@ export class Endpoint {
     return this.#completion(wrId, 'recv');
   }
 
-  /** Writes local memory into the peer's, which does not notice. */
+  /**
+   * Writes local memory into the peer's, which does not notice.
+   *
+   * @param local - what to write
+   * @param remote - where to, at least as long; its region needs REMOTE_WRITE
+   * @see ibv_post_send(3), IBV_WR_RDMA_WRITE
+   */
   async write(local: MemorySlice, remote: RemoteSlice, options?: OperationOptions): Promise<void> {
     await this.#post({ opcode: WrOpcode.RDMA_WRITE, sgList: local, remote }, 'write', options);
   }
 
-  /** Writes local memory into the peer's, and ends one of its receives with 32 bits of immediate data. */
+  /**
+   * Writes local memory into the peer's, and ends one of its receives.
+   *
+   * @param local - what to write
+   * @param remote - where to, at least as long; its region needs REMOTE_WRITE
+   * @param immData - 32 bits in host byte order, which the receive gets
+   * @see ibv_post_send(3), IBV_WR_RDMA_WRITE_WITH_IMM
+   */
   async writeWithImm(
     local: MemorySlice,
     remote: RemoteSlice,
@@ -98,7 +129,13 @@ export class Endpoint {
     await this.#post(wr, 'writeWithImm', options);
   }
 
-  /** Reads the peer's memory into local memory. */
+  /**
+   * Reads the peer's memory into local memory.
+   *
+   * @param local - where to; its region needs LOCAL_WRITE. As many bytes are read as it has
+   * @param remote - what to read, at least as long; its region needs REMOTE_READ
+   * @see ibv_post_send(3), IBV_WR_RDMA_READ
+   */
   async read(local: MemorySlice, remote: RemoteSlice, options?: OperationOptions): Promise<void> {
     await this.#post({ opcode: WrOpcode.RDMA_READ, sgList: local, remote }, 'read', options);
   }
@@ -108,7 +145,10 @@ export class Endpoint {
    *
    * @param local - 8 bytes for what was there before, in host byte order
    * @param remote - at an address that is a multiple of 8
+   * @param compare - 64 bits
+   * @param swap - 64 bits
    * @returns what was there before: equal to `compare` when it was replaced
+   * @see ibv_post_send(3), IBV_WR_ATOMIC_CMP_AND_SWP
    */
   async compareAndSwap(
     local: MemorySlice,
@@ -126,8 +166,10 @@ export class Endpoint {
    * Adds to 8 bytes of the peer's memory, as one step; a sum past 64 bits wraps around.
    *
    * @param local - 8 bytes for what was there before, in host byte order
-   * @param remote - at an address that is a multiple of 8
+   * @param remote - at an address that is a multiple of 8; its region needs REMOTE_ATOMIC
+   * @param add - 64 bits
    * @returns what was there before
+   * @see ibv_post_send(3), IBV_WR_ATOMIC_FETCH_AND_ADD
    */
   async fetchAdd(local: MemorySlice, remote: RemoteSlice, add: bigint, options?: OperationOptions): Promise<bigint> {
     const wr = { opcode: WrOpcode.ATOMIC_FETCH_AND_ADD, sgList: local, remote, compareAdd: add };

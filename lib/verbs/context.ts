@@ -262,6 +262,7 @@ export class Context extends Resource {
    * @param portNum - from 1
    * @param gidIndex - from 0
    * @returns in the notation of IPv6; `'::'` for an empty place
+   * @throws RdmaError when there is no such port or place
    * @see ibv_query_gid(3)
    */
   queryGid(portNum: number, gidIndex: number): string {
@@ -328,6 +329,8 @@ export class Context extends Resource {
    *
    * @param portNum - from 1
    * @param index - from 0
+   * @returns 16 bits in host byte order; the highest one says full membership
+   * @throws RdmaError when there is no such port or place
    * @see ibv_query_pkey(3)
    */
   queryPkey(portNum: number, index: number): number {
@@ -335,13 +338,22 @@ export class Context extends Resource {
     return binding().queryPkey(this.handle, checkPort(portNum), integer(index, 'index', 0, 0xffff));
   }
 
-  /** Allocates a protection domain. @see ibv_alloc_pd(3) */
+  /**
+   * Allocates a protection domain.
+   *
+   * @throws RdmaError ENOMEM when the device has no more
+   * @see ibv_alloc_pd(3)
+   */
   allocPd(): ProtectionDomain {
     this.requireOpen();
     return new ProtectionDomain(this);
   }
 
-  /** Creates a completion channel. Needed only to keep the events of some queues apart. */
+  /**
+   * Creates a completion channel. Needed only to keep the events of some queues apart: `createCq()` has one by default.
+   *
+   * @see ibv_create_comp_channel(3)
+   */
   createCompChannel(): CompletionChannel {
     this.requireOpen();
     return new CompletionChannel(this, this.handle);
@@ -355,6 +367,7 @@ export class Context extends Resource {
    * @param options - `channel`: where its events go; default one that all queues of this context share; null for none,
    *   for a queue that is only polled. `compVector`: the completion vector, default 0
    * @throws RdmaError EINVAL when the device has no queues that long
+   * @see ibv_create_cq(3)
    */
   createCq(cqe: number, options: { channel?: CompletionChannel | null; compVector?: number } = {}): CompletionQueue {
     this.requireOpen();

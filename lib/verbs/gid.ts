@@ -16,7 +16,13 @@ export interface GidEntry {
   netdev: string | null;
 }
 
-/** Formats the 16 bytes of a GID as an IPv6 address. */
+/**
+ * Formats a GID as an IPv6 address.
+ *
+ * @param bytes - 16, in network order
+ * @returns such as `'::ffff:10.0.0.1'` or `'fe80::1'`
+ * @throws TypeError `ERR_INVALID_ARG_TYPE`
+ */
 export function formatGid(bytes: Uint8Array): string {
   if (!(bytes instanceof Uint8Array) || bytes.length !== 16)
     throw typeError('bytes', 'a Uint8Array of 16 bytes', bytes);
@@ -25,7 +31,13 @@ export function formatGid(bytes: Uint8Array): string {
   return new SocketAddress({ family: 'ipv6', address }).address;
 }
 
-/** Parses a GID in the notation of IPv6 into its 16 bytes. */
+/**
+ * Parses a GID.
+ *
+ * @param gid - in any notation of IPv6, without a zone
+ * @returns its 16 bytes, in network order
+ * @throws TypeError `ERR_INVALID_ARG_TYPE`, `ERR_INVALID_ARG_VALUE`
+ */
 export function parseGid(gid: string): Buffer {
   if (typeof gid !== 'string') throw typeError('gid', 'a string', gid);
   if (!isIPv6(gid) || gid.includes('%')) throw valueError(`gid must be written as an IPv6 address, not '${gid}'`);
@@ -56,6 +68,9 @@ export function parseGid(gid: string): Buffer {
  * 5. InfiniBand.
  *
  * Index 0 is not special. Empty entries are not in the table.
+ *
+ * @param table - as `context.queryGidTable()` gives it, in any order; the entries of one port
+ * @returns one of them, or undefined when there are none
  */
 export function chooseGid(table: readonly GidEntry[]): GidEntry | undefined {
   const rank = (entry: GidEntry): number => {

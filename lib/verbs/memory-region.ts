@@ -14,7 +14,10 @@ import { Resource } from './resource.ts';
  * @see ibv_reg_mr(3)
  */
 export class MemoryRegion extends Resource {
-  /** The registered bytes, in place: what the NIC writes is here, with no copy. Empty once the region is closed. */
+  /**
+   * The registered bytes, in place: what the NIC writes is here, with no copy. Once the region is closed it is empty if
+   * it was made by `alloc()`, and the caller's as before if it was made by `regMr()`.
+   */
   readonly buffer: Buffer;
   /** Virtual address of the first byte. */
   readonly addr: bigint;
@@ -63,6 +66,8 @@ export class MemoryRegion extends Resource {
   /**
    * What a peer needs to reach this region: plain data, to be sent to it over any channel (JSON will do). Whoever has it
    * can use the region as its access flags say, until it is closed.
+   *
+   * @throws RdmaClosedError when the region is closed
    */
   remote(): RemoteRegionToken {
     this.requireOpen();

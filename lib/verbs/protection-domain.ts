@@ -56,6 +56,7 @@ export class ProtectionDomain extends Resource {
    *
    * @param length - bytes
    * @throws RdmaError ENOMEM, with what the limit on locked memory is and how to raise it
+   * @see ibv_reg_mr(3)
    */
   async alloc(length: number, options: AllocOptions = {}): Promise<MemoryRegion> {
     const { access, hugePages } = this.#allocArgs(length, options);
@@ -86,6 +87,7 @@ export class ProtectionDomain extends Resource {
    *   ArrayBuffer with others; only its own bytes are registered
    * @throws TypeError or RangeError for resizable, detached, shared or empty memory
    * @throws RdmaError EINVAL for remote write or atomic access without LOCAL_WRITE; ENOMEM as `alloc()`
+   * @see ibv_reg_mr(3)
    */
   async regMr(memory: ArrayBufferView | ArrayBuffer, options: RegMrOptions = {}): Promise<MemoryRegion> {
     const { buffer, view, access } = this.#regArgs(memory, options);
@@ -109,9 +111,12 @@ export class ProtectionDomain extends Resource {
   }
 
   /**
-   * Creates a queue pair, in the state RESET.
+   * Creates a queue pair, in the state RESET. It keeps this domain and both completion queues.
    *
-   * @throws RdmaError EINVAL when the device cannot grant the capacities (see `context.queryDevice()`)
+   * @throws TypeError ERR_INVALID_ARG_VALUE for another type than RC, and for a completion queue of another context
+   * @throws RdmaError EINVAL when the device cannot grant the capacities (see `context.queryDevice()`); ENOMEM when it
+   *   has no more queue pairs
+   * @see ibv_create_qp(3)
    */
   createQp(attr: QpInitAttr): QueuePair {
     this.requireOpen();
