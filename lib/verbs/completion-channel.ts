@@ -11,6 +11,8 @@ import { Resource } from './resource.ts';
  */
 export class CompletionChannel extends Resource {
   /** @internal */
+  readonly context: Resource;
+  /** @internal */
   readonly handle: ChannelHandle;
   readonly #events: ChannelEventsHandle;
   readonly #queues = new Map<number, WeakRef<CompletionQueue>>();
@@ -21,6 +23,7 @@ export class CompletionChannel extends Resource {
   constructor(context: Resource, handle: ContextHandle) {
     const channel = binding().createCompChannel(handle);
     super([context]);
+    this.context = context;
     this.handle = channel;
     const queues = this.#queues;
     this.#events = binding().createChannelEvents(this.handle, (ids) => {

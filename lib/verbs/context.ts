@@ -1,5 +1,5 @@
 import { readdirSync, readFileSync } from 'node:fs';
-import { instance, integer, readOptions, string } from '../args.ts';
+import { instance, integer, readOptions, string, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding, verbs } from '../native/binding.ts';
 import { GidType, type Mtu, PortState } from '../native/constants.gen.ts';
@@ -376,6 +376,7 @@ export class Context extends Resource {
     integer(compVector, 'options.compVector', 0, Math.max(this.numCompVectors - 1, 0));
     if (channel !== undefined && channel !== null) {
       instance(channel, 'options.channel', CompletionChannel).requireOpen();
+      if (channel.context !== this) throw valueError('options.channel is of another device');
     }
     const events = channel === undefined ? this.#sharedChannel() : channel;
     return new CompletionQueue(this, this.handle, cqe, events, compVector);
