@@ -32,6 +32,11 @@ interface Pending {
 const operationOptionNames = ['fence', 'solicited'];
 const settled = Promise.resolve();
 
+// The wrId of receives; sends have 0.
+const RECV = 1;
+// What a send's promise resolves with, if only as a formality: its type is void.
+const NOTHING = undefined as unknown as Received;
+
 /**
  * A connected queue pair with `await`: each operation is a promise that its completion settles. Operations are executed
  * in the order of the calls; many may be under way. The memory of an operation is held until its completion, whatever
@@ -50,9 +55,9 @@ export class Endpoint {
   readonly qp: QueuePair;
   /** What the peer sent along when the connection was made; empty when nothing. */
   readonly privateData: Buffer;
-  // The requests under way, by wrId: even for sends, odd for receives. Each queue completes in order.
-  readonly #pending = new Map<number, Pending>();
-  #nextId = 0;
+  // The requests under way. Each queue completes in order.
+  readonly #sends: Pending[] = [];
+  readonly #recvs: Pending[] = [];
   #scheduled = false;
   #waiting = false;
   #closing: Promise<void> | undefined;
@@ -75,15 +80,12 @@ export class Endpoint {
    * @returns when the peer's NIC has acknowledged it: it is in its memory, if perhaps not looked at
    * @see ibv_post_send(3), IBV_WR_SEND and IBV_WR_SEND_WITH_IMM
    */
-  async send(local: MemorySlice, options?: OperationOptions & { immData?: number }): Promise<void> {
-    const { immData, ...rest } = readOptions(options, 'options', [...operationOptionNames, 'immData']);
-    await this.#post(
-      immData === undefined
-        ? { opcode: WrOpcode.SEND, sgList: local }
-        : { opcode: WrOpcode.SEND_WITH_IMM, sgList: local, immData },
-      'send',
-      rest,
-    );
+  send(local: MemorySlice, options?: OperationOptions & { immData?: number }): Promise<void> {
+    const immData = options?.immData;
+    if (immData === undefined) return this.#post({ wrId: 0, opcode: WrOpcode.SEND, sgList: local }, 'send', options);
+    const { immData: _, ...rest } = options as object & { immData: number };
+    const wr = { wrId: 0, opcode: WrOpcode.SEND_WITH_IMM, sgList: local, immData };
+    return this.#post(wr, 'send', rest);
   }
 
   /**
@@ -93,11 +95,14 @@ export class Endpoint {
    *   Default none: for messages of 0 bytes, and for immediate data
    * @see ibv_post_recv(3)
    */
-  async recv(local?: MemorySlice): Promise<Received> {
-    const wrId = this.#nextId + 1;
-    this.#requireOpen();
-    this.qp.postRecv(local === undefined ? { wrId } : { wrId, sgList: local });
-    return this.#completion(wrId, 'recv');
+  recv(local?: MemorySlice): Promise<Received> {
+    try {
+      this.#requireOpen();
+      this.qp.postRecv(local === undefined ? { wrId: RECV } : { wrId: RECV, sgList: local });
+    } catch (error) {
+      return Promise.reject(error);
+    }
+    return this.#completion(this.#recvs, 'recv');
   }
 
   /**
@@ -107,8 +112,8 @@ export class Endpoint {
    * @param remote - where to, at least as long; its region needs REMOTE_WRITE
    * @see ibv_post_send(3), IBV_WR_RDMA_WRITE
    */
-  async write(local: MemorySlice, remote: RemoteSlice, options?: OperationOptions): Promise<void> {
-    await this.#post({ opcode: WrOpcode.RDMA_WRITE, sgList: local, remote }, 'write', options);
+  write(local: MemorySlice, remote: RemoteSlice, options?: OperationOptions): Promise<void> {
+    return this.#post({ wrId: 0, opcode: WrOpcode.RDMA_WRITE, sgList: local, remote }, 'write', options);
   }
 
   /**
@@ -119,14 +124,9 @@ export class Endpoint {
    * @param immData - 32 bits in host byte order, which the receive gets
    * @see ibv_post_send(3), IBV_WR_RDMA_WRITE_WITH_IMM
    */
-  async writeWithImm(
-    local: MemorySlice,
-    remote: RemoteSlice,
-    immData: number,
-    options?: OperationOptions,
-  ): Promise<void> {
-    const wr = { opcode: WrOpcode.RDMA_WRITE_WITH_IMM, sgList: local, remote, immData };
-    await this.#post(wr, 'writeWithImm', options);
+  writeWithImm(local: MemorySlice, remote: RemoteSlice, immData: number, options?: OperationOptions): Promise<void> {
+    const wr = { wrId: 0, opcode: WrOpcode.RDMA_WRITE_WITH_IMM, sgList: local, remote, immData };
+    return this.#post(wr, 'writeWithImm', options);
   }
 
   /**
@@ -136,8 +136,8 @@ export class Endpoint {
    * @param remote - what to read, at least as long; its region needs REMOTE_READ
    * @see ibv_post_send(3), IBV_WR_RDMA_READ
    */
-  async read(local: MemorySlice, remote: RemoteSlice, options?: OperationOptions): Promise<void> {
-    await this.#post({ opcode: WrOpcode.RDMA_READ, sgList: local, remote }, 'read', options);
+  read(local: MemorySlice, remote: RemoteSlice, options?: OperationOptions): Promise<void> {
+    return this.#post({ wrId: 0, opcode: WrOpcode.RDMA_READ, sgList: local, remote }, 'read', options);
   }
 
   /**
@@ -157,9 +157,9 @@ export class Endpoint {
     swap: bigint,
     options?: OperationOptions,
   ): Promise<bigint> {
-    const wr = { opcode: WrOpcode.ATOMIC_CMP_AND_SWP, sgList: local, remote, compareAdd: compare, swap };
+    const wr = { wrId: 0, opcode: WrOpcode.ATOMIC_CMP_AND_SWP, sgList: local, remote, compareAdd: compare, swap };
     await this.#post(wr, 'compareAndSwap', options);
-    return new BigUint64Array(Uint8Array.from(local.buffer).buffer)[0] as bigint;
+    return nativeUint64(local);
   }
 
   /**
@@ -172,9 +172,9 @@ export class Endpoint {
    * @see ibv_post_send(3), IBV_WR_ATOMIC_FETCH_AND_ADD
    */
   async fetchAdd(local: MemorySlice, remote: RemoteSlice, add: bigint, options?: OperationOptions): Promise<bigint> {
-    const wr = { opcode: WrOpcode.ATOMIC_FETCH_AND_ADD, sgList: local, remote, compareAdd: add };
+    const wr = { wrId: 0, opcode: WrOpcode.ATOMIC_FETCH_AND_ADD, sgList: local, remote, compareAdd: add };
     await this.#post(wr, 'fetchAdd', options);
-    return new BigUint64Array(Uint8Array.from(local.buffer).buffer)[0] as bigint;
+    return nativeUint64(local);
   }
 
   /**
@@ -194,45 +194,55 @@ export class Endpoint {
   async #close(): Promise<void> {
     const { qp } = this;
     if (!qp.closed) {
-      if (this.#pending.size > 0) await qp.modify({ qpState: QpState.ERR });
+      if (this.#isPending) await qp.modify({ qpState: QpState.ERR });
       const deadline = Date.now() + 2000;
       // Flushed requests complete at once; a device that does not flush must not hold the caller.
-      while (this.#pending.size > 0 && Date.now() < deadline) {
+      while (this.#isPending && Date.now() < deadline) {
         this.#drain();
-        if (this.#pending.size > 0) await new Promise((resolve) => setTimeout(resolve, 1));
+        if (this.#isPending) await new Promise((resolve) => setTimeout(resolve, 1));
       }
       qp.close();
       qp.sendCq.close();
     }
-    for (const { reject } of this.#pending.values()) reject(new RdmaClosedError('Endpoint'));
-    this.#pending.clear();
+    this.#abandon(new RdmaClosedError('Endpoint'));
+  }
+
+  get #isPending(): boolean {
+    return this.#sends.length > 0 || this.#recvs.length > 0;
+  }
+
+  #abandon(error: Error): void {
+    for (const { reject } of [...this.#sends.splice(0), ...this.#recvs.splice(0)]) reject(error);
   }
 
   #requireOpen(): void {
     if (this.#closing) throw new RdmaClosedError('Endpoint');
   }
 
-  async #post(wr: SendWr, operation: string, options: OperationOptions | undefined): Promise<void> {
-    this.#requireOpen();
-    let flags: number = SendFlags.SIGNALED;
-    if (options !== undefined) {
-      const { fence = false, solicited = false } = readOptions(options, 'options', operationOptionNames);
-      if (boolean(fence, 'options.fence')) flags |= SendFlags.FENCE;
-      if (boolean(solicited, 'options.solicited')) flags |= SendFlags.SOLICITED;
+  // Not an async function, which would cost as much again as the whole operation does.
+  #post(wr: SendWr, operation: string, options: OperationOptions | undefined): Promise<void> {
+    try {
+      this.#requireOpen();
+      let flags: number = SendFlags.SIGNALED;
+      if (options !== undefined) {
+        const { fence = false, solicited = false } = readOptions(options, 'options', operationOptionNames);
+        if (boolean(fence, 'options.fence')) flags |= SendFlags.FENCE;
+        if (boolean(solicited, 'options.solicited')) flags |= SendFlags.SOLICITED;
+      }
+      const length = (wr.sgList as MemorySlice | undefined)?.length ?? 0;
+      if (length <= this.qp.cap.maxInlineData && inlinable(wr.opcode)) flags |= SendFlags.INLINE;
+      wr.sendFlags = flags;
+      this.qp.postSend(wr);
+    } catch (error) {
+      return Promise.reject(error);
     }
-    const length = (wr.sgList as MemorySlice | undefined)?.length ?? 0;
-    if (length <= this.qp.cap.maxInlineData && inlinable(wr.opcode)) flags |= SendFlags.INLINE;
-    wr.wrId = this.#nextId;
-    wr.sendFlags = flags;
-    this.qp.postSend(wr);
-    await this.#completion(wr.wrId, operation);
+    return this.#completion(this.#sends, operation) as Promise<unknown> as Promise<void>;
   }
 
   // For a request that was just posted.
-  #completion(wrId: number, operation: string): Promise<Received> {
-    this.#nextId += 2;
+  #completion(queue: Pending[], operation: string): Promise<Received> {
     const promise = new Promise<Received>((resolve, reject) => {
-      this.#pending.set(wrId, { resolve, reject, operation });
+      queue.push({ resolve, reject, operation });
     });
     if (!this.#scheduled) {
       // Once for all requests of this turn. Fast devices have completed by then, without any event.
@@ -246,23 +256,22 @@ export class Endpoint {
     this.#scheduled = false;
     if (this.qp.closed) return;
     this.#drain();
-    if (this.#pending.size > 0 && !this.#waiting) void this.#wait();
+    if (this.#isPending && !this.#waiting) void this.#wait();
   };
 
   async #wait(): Promise<void> {
     const cq = this.qp.sendCq;
     this.#waiting = true;
     try {
-      while (this.#pending.size > 0) {
+      while (this.#isPending) {
         // Poll, arm, poll again, wait: what arrives between the first two makes no event.
         cq.reqNotify();
         this.#drain();
-        if (this.#pending.size > 0) await cq.nextEvent(undefined);
+        if (this.#isPending) await cq.nextEvent(undefined);
       }
     } catch (error) {
       // The queue was closed meanwhile (RdmaClosedError), or cannot be polled any more.
-      for (const { reject } of this.#pending.values()) reject(error as Error);
-      this.#pending.clear();
+      this.#abandon(error as Error);
     } finally {
       this.#waiting = false;
     }
@@ -276,10 +285,14 @@ export class Endpoint {
   }
 
   #settle(wc: WorkCompletion): void {
-    const pending = this.#pending.get(wc.wrId);
+    const isRecv = wc.wrId === RECV;
+    const pending = (isRecv ? this.#recvs : this.#sends).shift();
     if (pending === undefined) return;
-    this.#pending.delete(wc.wrId);
     if (wc.status === WcStatus.SUCCESS) {
+      if (!isRecv) {
+        pending.resolve(NOTHING);
+        return;
+      }
       const immData = (wc.wcFlags & WcFlags.WITH_IMM) !== 0 ? wc.immData : undefined;
       pending.resolve({ byteLen: wc.byteLen, immData });
     } else {
@@ -287,6 +300,11 @@ export class Endpoint {
       pending.reject(new WorkCompletionError(operation, wc, wcStatusName(wc.status), wcStatusStr(wc.status)));
     }
   }
+}
+
+// The 8 bytes of an atomic's result, which the device leaves in host byte order.
+function nativeUint64(slice: MemorySlice): bigint {
+  return slice.buffer.readBigUInt64LE(0);
 }
 
 function inlinable(opcode: number): boolean {

@@ -60,9 +60,12 @@ export interface SharedList {
 /** Words of the doorbell (native/datapath/doorbell.h): what is asked for, and what came of it. */
 export const BELL_LIST = 0;
 export const BELL_COUNT = 1;
-export const BELL_SEQUENCE = 2;
-export const BELL_RESULT = 3;
-export const BELL_INDEX = 4;
+export const BELL_RESULT = 2;
+export const BELL_INDEX = 3;
+
+/** Words of a work queue (native/datapath/work_queue.h): the sequence numbers of its oldest request and of the next. */
+export const QUEUE_HEAD = 0;
+export const QUEUE_TAIL = 1;
 
 export interface Binding {
   setErrorClass(type: typeof RdmaError): void;
@@ -135,6 +138,8 @@ export interface Binding {
   doorbell: ArrayBuffer;
   /** Posts or polls the list that the doorbell's words say, and leaves the results there. */
   ring(): void;
+  createWorkQueue(capacity: number): { memory: ArrayBuffer; id: number };
+  destroyWorkQueue(id: number): void;
   createSendList(qp: QpHandle, capacity: number, maxSge: number, queueId: number): SharedList;
   createRecvList(qp: QpHandle, capacity: number, maxSge: number, queueId: number): SharedList;
   createWcRing(cq: CqHandle, capacity: number): SharedList;

@@ -6,7 +6,6 @@ import { Layout } from '../native/layout.gen.ts';
 import { BELL_COUNT, BELL_LIST, BELL_RESULT, type ContextHandle, type CqHandle } from '../native/native.ts';
 import type { CompletionChannel } from './completion-channel.ts';
 import { Resource } from './resource.ts';
-import { queueOf } from './work-queue.ts';
 
 /** A work completion: `struct ibv_wc`. When `status` is not SUCCESS only `wrId`, `status`, `qpNum`, `vendorErr` are valid. */
 export interface WorkCompletion {
@@ -41,7 +40,6 @@ export interface WorkCompletion {
 }
 
 const WORDS = Layout.wc.size / 4;
-const WR_ID = Layout.wc.wrId / 4;
 const STATUS = Layout.wc.status / 4;
 const OPCODE = Layout.wc.opcode / 4;
 const VENDOR_ERR = Layout.wc.vendorErr / 4;
@@ -163,12 +161,10 @@ export class CompletionQueue extends Resource {
   // Keeps the queue pairs whose completions come here: one that is dropped in flight must not take them along.
   readonly #attached = new Set<Resource>();
   readonly #id: number;
-  readonly #words: Int32Array;
   readonly #list: number;
   readonly #bell = doorbell();
   readonly #ring = binding().ring;
   readonly #capacity: number;
-  readonly #wrIds: Float64Array;
   readonly #cursor: Cursor;
   // How many the last poll found.
   #found = 0;
@@ -192,10 +188,9 @@ export class CompletionQueue extends Resource {
     this.cqe = native.cqe;
     this.#capacity = Math.min(native.cqe, RING_CAPACITY);
     const ring = binding().createWcRing(this.handle, this.#capacity);
-    this.#words = new Int32Array(ring.memory);
     this.#list = ring.list;
-    this.#wrIds = new Float64Array(this.#capacity);
-    this.#cursor = new Cursor(ring.memory, this.#wrIds);
+    const wrIds = new Float64Array(ring.memory, this.#capacity * Layout.wc.size, this.#capacity);
+    this.#cursor = new Cursor(ring.memory, wrIds);
     channel?.attach(this.#id, this);
   }
 
@@ -208,25 +203,14 @@ export class CompletionQueue extends Resource {
    */
   poll(max = this.#capacity): number {
     if (this.closed) this.requireOpen();
-    const words = this.#words;
     const bell = this.#bell;
     bell[BELL_LIST] = this.#list;
     bell[BELL_COUNT] = max === this.#capacity ? max : Math.min(integer(max, 'max', 1, 2 ** 31), this.#capacity);
     this.#ring();
     const count = bell[BELL_RESULT] as number;
     if (count < 0) throw new RdmaError('ibv_poll_cq', 5, `it returned ${count}`);
-    let kept = 0;
-    for (let i = 0; i < count; i++) {
-      const at = i * WORDS + WR_ID;
-      const queue = queueOf(words[at + 1] as number);
-      const wrId = queue === undefined ? Number.NaN : queue.complete(words[at] as number);
-      // Some providers leave the completions of a destroyed queue pair in the queue; those are dropped on all.
-      if (Number.isNaN(wrId)) continue;
-      if (kept !== i) words.copyWithin(kept * WORDS, i * WORDS, (i + 1) * WORDS);
-      this.#wrIds[kept++] = wrId;
-    }
-    this.#found = kept;
-    return kept;
+    this.#found = count;
+    return count;
   }
 
   /**
@@ -236,7 +220,7 @@ export class CompletionQueue extends Resource {
    * @throws RangeError `ERR_OUT_OF_RANGE` for one that it did not find
    */
   at(index: number): WorkCompletion {
-    if (index >>> 0 !== index || index >= this.#found) {
+    if (typeof index !== 'number' || index >>> 0 !== index || index >= this.#found) {
       integer(index, 'index', 0, Math.max(this.#found - 1, 0));
       throw rangeError('index: the last poll found nothing');
     }
@@ -250,8 +234,7 @@ export class CompletionQueue extends Resource {
   }
 
   /**
-   * Asks for an event when the next completion arrives: for who waits on the channel by other means. `wait()` does this
-   * itself.
+   * Asks for one event when the next completion arrives: what makes `wait()` wake up, which does this itself.
    *
    * @param solicitedOnly - only for receives that the sender marked solicited, and for failures; default false
    * @throws Error `ERR_INVALID_STATE` when the queue has no channel
@@ -364,7 +347,13 @@ function withResolvers(): { promise: Promise<void>; resolve: () => void; reject:
   return { promise, resolve, reject };
 }
 
-/** The text that libibverbs has for a status: `ibv_wc_status_str`. */
+/**
+ * The text that libibverbs has for a status, in English.
+ *
+ * @param status - one of `WcStatus`, or any number: for one that the library does not know, its number in words
+ * @throws RdmaUnavailableError where there is no addon
+ * @see ibv_wc_status_str(3)
+ */
 export function wcStatusStr(status: number): string {
   return binding().wcStatusStr(integer(status, 'status', 0, 0xffff_ffff)) ?? `status ${status}`;
 }

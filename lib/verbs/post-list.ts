@@ -2,7 +2,15 @@ import { constants } from 'node:os';
 import { PostError } from '../errors.ts';
 import { binding, doorbell } from '../native/binding.ts';
 import { Layout } from '../native/layout.gen.ts';
-import { BELL_COUNT, BELL_INDEX, BELL_LIST, BELL_RESULT, BELL_SEQUENCE, type SharedList } from '../native/native.ts';
+import {
+  BELL_COUNT,
+  BELL_INDEX,
+  BELL_LIST,
+  BELL_RESULT,
+  QUEUE_HEAD,
+  QUEUE_TAIL,
+  type SharedList,
+} from '../native/native.ts';
 import type { MemoryRegion, MemorySlice } from './memory-region.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import type { Held, WorkQueue } from './work-queue.ts';
@@ -46,11 +54,11 @@ export abstract class PostList {
   readonly #wrSize: number;
   readonly #maxSge: number;
   readonly #firstSge: number;
-  // The caller's wrId of each request, and what it uses. Once posted as a run they belong to the queue as well, and a
-  // change makes new ones.
-  #wrIds: Float64Array;
+  // The caller's wrId of each request.
+  readonly #wrIds: Float64Array;
+  // What each request uses. Once posted as a list it belongs to the queue as well, and a change makes a new one.
   #held: Held[];
-  #posted = false;
+  #isShared = false;
   // The closings of the domain when all the regions were last seen open.
   #checkedAt = -1;
 
@@ -74,7 +82,7 @@ export abstract class PostList {
     this.#firstSge = length * this.#wrSize;
     this.length = length;
     this.words = new Int32Array(shared.memory);
-    this.#wrIds = new Float64Array(length);
+    this.#wrIds = new Float64Array(shared.memory, length * (wrBytes + maxSge * Layout.sge.size), length);
     this.#held = new Array<Held>(length).fill(null);
   }
 
@@ -85,13 +93,15 @@ export abstract class PostList {
 
   /** @internal */
   protected storeWrId(index: number, wrId: number): void {
-    if (this.#posted) this.#unshare();
     this.#wrIds[index] = wrId;
   }
 
   /** Writes the scatter/gather list of a request; there is room for `maxSge` elements. @internal */
   protected encodeSgList(index: number, sgList: MemorySlice | readonly MemorySlice[]): void {
-    if (this.#posted) this.#unshare();
+    if (this.#isShared) {
+      this.#held = this.#held.slice();
+      this.#isShared = false;
+    }
     const at = this.#firstSge + index * this.#maxSge * SGE_WORDS;
     if (!Array.isArray(sgList)) {
       (sgList as MemorySlice).encode(this.words, at);
@@ -101,12 +111,6 @@ export abstract class PostList {
     const slices = sgList as readonly MemorySlice[];
     for (let i = 0; i < slices.length; i++) (slices[i] as MemorySlice).encode(this.words, at + i * SGE_WORDS);
     this.#held[index] = slices.length > 1 ? slices.map((slice) => slice.region) : (slices[0]?.region ?? null);
-  }
-
-  #unshare(): void {
-    this.#wrIds = this.#wrIds.slice();
-    this.#held = this.#held.slice();
-    this.#posted = false;
   }
 
   /**
@@ -141,25 +145,25 @@ export abstract class PostList {
     }
   }
 
-  #submit(count: number, asRun: boolean, done: number): void {
+  #submit(count: number, asList: boolean, done: number): void {
     const queue = this.#queue;
     if (!queue.postable) this.#qp.refuse(this.#verb);
-    const fits = Math.min(count, queue.capacity - queue.length);
+    const start = queue.words[QUEUE_TAIL] as number;
+    const room = queue.capacity - ((start - (queue.words[QUEUE_HEAD] as number)) | 0);
     let errno: number = constants.errno.ENOMEM;
     let taken = 0;
-    if (fits > 0) {
+    if (room > 0) {
       const bell = this.#bell;
       bell[BELL_LIST] = this.#list;
-      bell[BELL_COUNT] = fits;
-      bell[BELL_SEQUENCE] = queue.next;
+      bell[BELL_COUNT] = Math.min(count, room);
       this.#ring();
       errno = bell[BELL_RESULT] as number;
       taken = bell[BELL_INDEX] as number;
-      if (asRun && taken > 1) {
-        queue.pushRun(taken, this.#wrIds, this.#held);
-        this.#posted = true;
+      if (asList && count > 1) {
+        this.#isShared = true;
+        if (taken > 0) queue.hold(start, taken, null, this.#held);
       } else {
-        for (let i = 0; i < taken; i++) queue.push(this.#wrIds[i] as number, this.#held[i] as Held);
+        for (let i = 0; i < taken; i++) queue.hold((start + i) | 0, 1, this.#held[i] as Held, null);
       }
       if (errno === 0 && taken === count) return;
     }

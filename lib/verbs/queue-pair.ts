@@ -467,6 +467,8 @@ export class QueuePair extends Resource {
     this.#state = state;
     this.#sendQueue.postable = (SENDABLE & (1 << state)) !== 0;
     this.#recvQueue.postable = (RECEIVABLE & (1 << state)) !== 0;
+    // The device forgets what was posted, and makes no completions of it.
+    if (state === RESET) for (const queue of [this.#sendQueue, this.#recvQueue]) queue.clear();
   }
 
   // The kernel says EINVAL and no more.
@@ -477,18 +479,20 @@ export class QueuePair extends Resource {
       const path = grh ? ` from GID index ${grh.sgidIndex} to ${grh.dgid}` : '';
       return error.explained(`the route or the neighbour${path} cannot be resolved`);
     }
-    if (error.code !== 'EINVAL') return error;
+    // ENODATA is what the kernel says to an empty place of the GID table.
+    if (error.code !== 'EINVAL' && error.code !== 'ENODATA') return error;
     const from = attr.curQpState ?? this.#state;
     const reasons = [explainTransition(this.qpType, from, attr.qpState ?? from, mask)];
     const context = this.pd.context;
-    if (attr.ahAttr && !context.closed) {
-      const port = context.queryPort(attr.ahAttr.portNum ?? 1);
-      const grh = attr.ahAttr.grh;
+    const { ahAttr } = attr;
+    const grh = ahAttr?.grh;
+    const portNum = ahAttr ? (ahAttr.portNum ?? 1) : attr.portNum;
+    if (portNum !== undefined && portNum > context.queryDevice().physPortCnt) {
+      reasons.push(`there is no port ${portNum}`);
+    } else if (ahAttr && portNum !== undefined) {
+      const port = context.queryPort(portNum);
       if (port.linkLayer === LinkLayer.ETHERNET && !grh) reasons.push('ahAttr.grh is missing, which Ethernet needs');
-      if (
-        grh &&
-        !context.queryGidTable().some((e) => e.gidIndex === grh.sgidIndex && e.portNum === (attr.ahAttr?.portNum ?? 1))
-      ) {
+      if (grh && !context.queryGidTable().some((e) => e.gidIndex === grh.sgidIndex && e.portNum === portNum)) {
         reasons.push(`GID index ${grh.sgidIndex} of the port is empty`);
       }
       if (attr.pathMtu !== undefined && attr.pathMtu > port.activeMtu) {

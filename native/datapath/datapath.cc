@@ -12,29 +12,56 @@ namespace {
 inline int PostVerb(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) { return ibv_post_send(qp, wr, bad); }
 inline int PostVerb(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); }
 
-// A list of work requests of one queue pair. `next` and `sg_list` are linked here once; TypeScript writes the rest.
+// (capacity): the queue's words, and its id. It goes with them, or when the queue pair is closed.
+Napi::Value CreateWorkQueue(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  const uint32_t capacity = Uint32Arg(info, 0, "capacity");
+  uint32_t size = 1;
+  while (size < capacity && size < 1U << 31) size *= 2;
+  auto doorbell = Environment::Of(env).doorbell;
+  uint32_t id = 0;
+  if (!doorbell->queues.Reserve(&id)) throw Napi::RangeError::New(env, "Too many queues in one thread");
+  auto memory = Napi::ArrayBuffer::New(env, kQueueWords * sizeof(int32_t));
+  doorbell->queues.Enter(std::make_shared<WorkQueue>(id, size, static_cast<int32_t*>(memory.Data())));
+  memory.AddFinalizer([doorbell, id](Napi::Env, void*) { doorbell->queues.Leave(id); }, static_cast<void*>(nullptr));
+  Napi::Object object = Napi::Object::New(env);
+  object.Set("memory", memory);
+  SetNumber(object, "id", id);
+  return object;
+}
+
+// (id): completions of this queue that still come are not its any more.
+Napi::Value DestroyWorkQueue(const Napi::CallbackInfo& info) {
+  Environment::Of(info.Env()).doorbell->queues.Leave(Uint32Arg(info, 0, "id"));
+  return info.Env().Undefined();
+}
+
+// A list of work requests of one queue. In shared memory: the requests, their scatter/gather elements, and the caller's
+// wrIds. `next` and `sg_list` are linked here once; TypeScript writes the rest.
 template <class Wr>
 class PostList final : public SharedList {
  public:
   // (qp, capacity, maxSge, queueId)
   static Napi::Value Create(const Napi::CallbackInfo& info) {
+    Napi::Env env = info.Env();
     auto qp = HandleArg<QpHandle>(info, 0);
     const size_t capacity = Uint32Arg(info, 1, "capacity");
     const size_t max_sge = Uint32Arg(info, 2, "maxSge");
-    auto memory = Napi::ArrayBuffer::New(info.Env(), capacity * (sizeof(Wr) + max_sge * sizeof(ibv_sge)));
+    auto queue = Environment::Of(env).doorbell->queues.Share(Uint32Arg(info, 3, "queueId"));
+    if (!queue) ThrowType(env, "queueId is not of a queue");
+    auto memory = Napi::ArrayBuffer::New(env, capacity * (sizeof(Wr) + max_sge * sizeof(ibv_sge) + sizeof(double)));
     auto* wr = static_cast<Wr*>(memory.Data());
     auto* sge = reinterpret_cast<ibv_sge*>(wr + capacity);
+    auto* wr_ids = reinterpret_cast<double*>(sge + capacity * max_sge);
     for (size_t i = 0; i < capacity; i++) {
       wr[i].next = i + 1 < capacity ? &wr[i + 1] : nullptr;
       wr[i].sg_list = sge + i * max_sge;
     }
-    return Doorbell::Publish(
-        memory, std::unique_ptr<SharedList>(
-                    new PostList(std::move(qp), wr, static_cast<int32_t>(capacity), Uint32Arg(info, 3, "queueId"))));
+    return Doorbell::Publish(memory, std::unique_ptr<SharedList>(new PostList(std::move(qp), std::move(queue), wr,
+                                                                              wr_ids, static_cast<int32_t>(capacity))));
   }
 
-  // Posts the first `count` requests, numbered from `sequence` on: wr_id is the queue and that number. Leaves 0 or the
-  // errno value, and how many were taken.
+  // Posts the first `count` requests. Leaves 0 or the errno value, and how many were taken.
   void Ring(int32_t* words) override {
     const int32_t count = words[kCount];
     ibv_qp* const qp = qp_->get();
@@ -43,58 +70,85 @@ class PostList final : public SharedList {
       words[kIndex] = 0;
       return;
     }
-    const auto sequence = static_cast<uint32_t>(words[kSequence]);
-    for (int32_t i = 0; i < count; i++) wr_[i].wr_id = queue_id_ | (sequence + static_cast<uint32_t>(i));
+    queue_->Number(wr_, static_cast<uint32_t>(count));
     Wr& last = wr_[count - 1];
     Wr* const next = last.next;
     last.next = nullptr;
     Wr* bad = nullptr;
     const int rc = PostVerb(qp, wr_, &bad);
     last.next = next;
-    words[kResult] = 0;
-    words[kIndex] = count;
-    if (rc == 0) return;
-    words[kResult] = FromRet("", rc).err;
-    // A provider that fails without naming a request has queued them all and failed at the doorbell.
-    if (bad != nullptr) words[kIndex] = static_cast<int32_t>(bad - wr_);
+    int32_t taken = count;
+    if (rc != 0) {
+      // A provider that fails without naming a request has queued them all and failed at the doorbell.
+      if (bad != nullptr) taken = static_cast<int32_t>(bad - wr_);
+      words[kResult] = FromRet("", rc).err;
+    } else {
+      words[kResult] = 0;
+    }
+    words[kIndex] = taken;
+    queue_->Push(wr_ids_, static_cast<uint32_t>(taken));
   }
 
  private:
-  PostList(std::shared_ptr<QpHandle> qp, Wr* wr, int32_t capacity, uint32_t queue_id)
-      : qp_(std::move(qp)), wr_(wr), capacity_(capacity), queue_id_(uint64_t{queue_id} << 32) {}
+  PostList(std::shared_ptr<QpHandle> qp, std::shared_ptr<WorkQueue> queue, Wr* wr, const double* wr_ids,
+           int32_t capacity)
+      : qp_(std::move(qp)), queue_(std::move(queue)), wr_(wr), wr_ids_(wr_ids), capacity_(capacity) {}
 
   std::shared_ptr<QpHandle> qp_;
+  std::shared_ptr<WorkQueue> queue_;
   Wr* wr_;
+  const double* wr_ids_;
   int32_t capacity_;
-  uint64_t queue_id_;
 };
 
-// The completions that one poll of a queue found.
+// The completions that one poll of a queue found. In shared memory: the completions, and the callers' wrIds.
 class WcRing final : public SharedList {
  public:
   // (cq, capacity)
   static Napi::Value Create(const Napi::CallbackInfo& info) {
     auto cq = HandleArg<CqHandle>(info, 0);
     const size_t capacity = Uint32Arg(info, 1, "capacity");
-    auto memory = Napi::ArrayBuffer::New(info.Env(), capacity * sizeof(ibv_wc));
+    auto memory = Napi::ArrayBuffer::New(info.Env(), capacity * (sizeof(ibv_wc) + sizeof(double)));
     auto* wc = static_cast<ibv_wc*>(memory.Data());
     return Doorbell::Publish(
-        memory, std::unique_ptr<SharedList>(new WcRing(std::move(cq), wc, static_cast<int32_t>(capacity))));
+        memory, std::unique_ptr<SharedList>(new WcRing(std::move(cq), Environment::Of(info.Env()).doorbell->queues, wc,
+                                                       static_cast<int32_t>(capacity))));
   }
 
   // Polls for at most `count` completions. Leaves their number, or a negative value when ibv_poll_cq failed.
   void Ring(int32_t* words) override {
     const int32_t max = words[kCount];
     ibv_cq* const cq = cq_->get();
-    words[kResult] = max < 1 || max > capacity_ || cq == nullptr ? -1 : ibv_poll_cq(cq, max, wc_);
+    if (max < 1 || max > capacity_ || cq == nullptr) {
+      words[kResult] = -1;
+      return;
+    }
+    const int count = ibv_poll_cq(cq, max, wc_);
+    int kept = 0;
+    for (int i = 0; i < count; i++) {
+      const uint64_t wr_id = wc_[i].wr_id;
+      WorkQueue* queue = queues_.Find(static_cast<uint32_t>(wr_id >> 32));
+      // Some providers leave the completions of a destroyed queue pair in the queue; those are dropped on all.
+      if (queue == nullptr || !queue->Complete(static_cast<uint32_t>(wr_id), &wr_ids_[kept])) continue;
+      if (kept != i) wc_[kept] = wc_[i];
+      kept++;
+    }
+    words[kResult] = count < 0 ? count : kept;
   }
 
  private:
-  WcRing(std::shared_ptr<CqHandle> cq, ibv_wc* wc, int32_t capacity)
-      : cq_(std::move(cq)), wc_(wc), capacity_(capacity) {}
+  WcRing(std::shared_ptr<CqHandle> cq, const WorkQueues& queues, ibv_wc* wc, int32_t capacity)
+      : cq_(std::move(cq)),
+        queues_(queues),
+        wc_(wc),
+        wr_ids_(reinterpret_cast<double*>(wc + capacity)),
+        capacity_(capacity) {}
 
   std::shared_ptr<CqHandle> cq_;
+  // The doorbell's, which owns this ring.
+  const WorkQueues& queues_;
   ibv_wc* wc_;
+  double* wr_ids_;
   int32_t capacity_;
 };
 
@@ -102,6 +156,8 @@ class WcRing final : public SharedList {
 
 void ExportDatapath(Napi::Object exports) {
   Environment::Of(exports.Env()).doorbell->Export(exports);
+  Export(exports, "createWorkQueue", CreateWorkQueue);
+  Export(exports, "destroyWorkQueue", DestroyWorkQueue);
   Export(exports, "createSendList", PostList<ibv_send_wr>::Create);
   Export(exports, "createRecvList", PostList<ibv_recv_wr>::Create);
   Export(exports, "createWcRing", WcRing::Create);

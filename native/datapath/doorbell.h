@@ -13,10 +13,12 @@
 #include <memory>
 #include <vector>
 
+#include "datapath/work_queue.h"
+
 namespace rdma {
 
 // Words of the doorbell: what is asked for, and what came of it.
-enum DoorbellWord { kList = 0, kCount = 1, kSequence = 2, kResult = 3, kIndex = 4, kDoorbellWords = 5 };
+enum DoorbellWord { kList = 0, kCount = 1, kResult = 2, kIndex = 3, kDoorbellWords = 4 };
 
 // An array of structs shared with TypeScript. It lives as long as its ArrayBuffer, which is V8's own memory: that works
 // too where V8 forbids memory of others, and V8 does not move it.
@@ -39,6 +41,8 @@ class Doorbell {
   static Napi::Object Publish(Napi::ArrayBuffer memory, std::unique_ptr<SharedList> list);
 
   void Export(Napi::Object exports);
+
+  WorkQueues queues;
 
  private:
   static napi_value Ring(napi_env env, napi_callback_info info);
