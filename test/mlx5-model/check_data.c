@@ -334,6 +334,22 @@ static bool memory_window(void) {
   return pair_close(&p);
 }
 
+static bool type_1_window(void) {
+  struct pair p;
+  EXPECT(pair_open(&p, (struct setup){0}));
+  struct ibv_mw* mw = ibv_alloc_mw(p.b.pd, IBV_MW_TYPE_1);
+  struct ibv_mw_bind bind = {.wr_id = 1, .send_flags = IBV_SEND_SIGNALED};
+  bind.bind_info = (struct ibv_mw_bind_info){p.b.mr, (uintptr_t)p.b.buf, 64, IBV_ACCESS_REMOTE_WRITE};
+  EXPECT(mw && !ibv_bind_mw(p.b.qp, mw, &bind) && completes(p.b.cq, 1, IBV_WC_SUCCESS));
+  EXPECT(!post_to(&p.a, IBV_WR_RDMA_WRITE, p.a.buf, 64, p.a.mr->lkey, (uintptr_t)p.b.buf, mw->rkey, 2));
+  EXPECT(completes(p.a.cq, 2, IBV_WC_SUCCESS));
+  bind.bind_info.length = 0; /* unbinds */
+  EXPECT(!ibv_bind_mw(p.b.qp, mw, &bind) && completes(p.b.cq, 1, IBV_WC_SUCCESS));
+  EXPECT(!post_to(&p.a, IBV_WR_RDMA_WRITE, p.a.buf, 64, p.a.mr->lkey, (uintptr_t)p.b.buf, mw->rkey, 3));
+  EXPECT(completes(p.a.cq, 3, IBV_WC_REM_ACCESS_ERR) && !ibv_dealloc_mw(mw));
+  return pair_close(&p);
+}
+
 static bool two_contexts_of_a_device(void) {
   struct pair p;
   EXPECT(pair_open(&p, (struct setup){.one_device = true}));
@@ -401,6 +417,7 @@ const struct check data_checks[] = {
     {"extended posting and polling", extended_interface},
     {"UD: GRH, Q_Key, answering", datagrams},
     {"UC: losses are silent", unreliable_connection},
+    {"type 1 memory window", type_1_window},
     {"type 2 memory window", memory_window},
     {"two contexts of one device", two_contexts_of_a_device},
     {"a QP connected to itself", loop_to_itself},

@@ -16,11 +16,19 @@ static struct {
   int (*post_srq_recv)(struct ibv_srq*, struct ibv_recv_wr*, struct ibv_recv_wr**);
   int (*poll_cq)(struct ibv_cq*, int, struct ibv_wc*);
   int (*req_notify_cq)(struct ibv_cq*, int);
+  int (*bind_mw)(struct ibv_qp*, struct ibv_mw*, struct ibv_mw_bind*);
 } provider;
 
 static int post_send(struct ibv_qp* qp, struct ibv_send_wr* wr, struct ibv_send_wr** bad) {
   int err = provider.post_send(qp, wr, bad);
   engine_posted_send(qp->handle); /* also after an error: the requests before the bad one are posted */
+  return err;
+}
+
+/* Binding a type 1 window is a post inside libmlx5. */
+static int bind_mw(struct ibv_qp* qp, struct ibv_mw* mw, struct ibv_mw_bind* bind) {
+  int err = provider.bind_mw(qp, mw, bind);
+  engine_posted_send(qp->handle);
   return err;
 }
 
@@ -61,7 +69,9 @@ void hook_context(struct ibv_context* context) {
   provider.post_recv = ops->post_recv;
   provider.post_srq_recv = ops->post_srq_recv;
   provider.req_notify_cq = ops->req_notify_cq;
+  provider.bind_mw = ops->bind_mw;
   ops->post_send = post_send;
+  ops->bind_mw = bind_mw;
   ops->post_recv = post_recv;
   ops->post_srq_recv = post_srq_recv;
   ops->req_notify_cq = req_notify_cq;

@@ -66,7 +66,7 @@ int cmd_create_srq(struct command* cmd) {
   command_request(cmd, &req, sizeof req);
   command_driver_request(cmd, sizeof req, &buf, sizeof buf);
   struct pd* pd = object_find(cmd->ctx, KIND_PD, req.pd_handle);
-  if (!pd || !req.max_wr || req.max_wr > MAX_SRQ_WR || req.max_sge > MAX_SRQ_SGE) return EINVAL;
+  if (!pd || req.max_wr > MAX_SRQ_WR || req.max_sge > MAX_SRQ_SGE) return EINVAL;
   struct srq* srq = calloc(1, sizeof *srq);
   if (!srq) return ENOMEM;
   /* The same rounding as in libmlx5, which allocated the buffer: one entry more, both sizes a power of two. */
@@ -102,7 +102,7 @@ int cmd_modify_srq(struct command* cmd) {
   struct srq* srq = object_find(cmd->ctx, KIND_SRQ, req.srq_handle);
   if (!srq || (req.attr_mask & IBV_SRQ_MAX_WR)) return EINVAL; /* mlx5 cannot resize an SRQ */
   if (req.attr_mask & IBV_SRQ_LIMIT) {
-    if (req.srq_limit >= srq->max_wr) return EINVAL;
+    if (req.srq_limit > srq->max_wr) return EINVAL;
     srq->limit = req.srq_limit;
   }
   return 0;
