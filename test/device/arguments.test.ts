@@ -451,6 +451,7 @@ describe('a method', () => {
       'onEvent',
       'nextEvent',
       'inFlight',
+      'refuse',
       // Checked in a table of its own.
       'at',
     ];

@@ -220,3 +220,11 @@ export function fill(buffer: Buffer, seed = 1): Buffer {
   for (let i = 0; i < buffer.length; i++) buffer[i] = (i * 7 + (i >> 8) * 13 + seed * 31) & 0xff;
   return Buffer.from(buffer);
 }
+
+/** Collects garbage, and gives finalizers, which run on the event loop, their turn. */
+export async function collect(): Promise<void> {
+  for (let i = 0; i < 2; i++) {
+    (globalThis.gc as () => void)();
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+}
