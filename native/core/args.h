@@ -36,12 +36,21 @@ inline Napi::Object ObjectArg(const Napi::CallbackInfo& info, size_t index, cons
 }
 
 inline size_t SizeArg(const Napi::CallbackInfo& info, size_t index, const char* name) {
-  // Lengths and offsets are safe integers: TypeScript has checked that.
-  int64_t number = -1;
-  if (napi_get_value_int64(info.Env(), info[index], &number) != napi_ok || number < 0) {
+  // Lengths and offsets are safe integers. napi_get_value_int64() would make 0 of what is not finite.
+  constexpr double kMaxSafeInteger = 9007199254740991.0;
+  double number = -1;
+  if (napi_get_value_double(info.Env(), info[index], &number) != napi_ok || !(number >= 0) ||
+      number > kMaxSafeInteger) {
     ThrowType(info.Env(), std::string(name) + " is not a length");
   }
   return static_cast<size_t>(number);
+}
+
+// How many entries of something: more than any device has would only exhaust the memory, which V8 does not survive.
+inline size_t CountArg(const Napi::CallbackInfo& info, size_t index, const char* name, uint32_t max) {
+  const uint32_t count = Uint32Arg(info, index, name);
+  if (count > max) ThrowType(info.Env(), std::string(name) + " is too large");
+  return count;
 }
 
 }  // namespace rdma

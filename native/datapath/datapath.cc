@@ -9,15 +9,19 @@ namespace rdma {
 
 namespace {
 
+// Beyond what any provider grants: rdma_rxe has 2^20 requests and 32 elements.
+constexpr uint32_t kMaxCapacity = 1U << 22;
+constexpr uint32_t kMaxSge = 256;
+
 inline int PostVerb(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) { return ibv_post_send(qp, wr, bad); }
 inline int PostVerb(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); }
 
 // (capacity): the queue's words, and its id. It goes with them, or when the queue pair is closed.
 Napi::Value CreateWorkQueue(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
-  const uint32_t capacity = Uint32Arg(info, 0, "capacity");
+  const size_t capacity = CountArg(info, 0, "capacity", kMaxCapacity);
   uint32_t size = 1;
-  while (size < capacity && size < 1U << 31) size *= 2;
+  while (size < capacity) size *= 2;
   auto doorbell = Environment::Of(env).doorbell;
   uint32_t id = 0;
   if (!doorbell->queues.Reserve(&id)) throw Napi::RangeError::New(env, "Too many queues in one thread");
@@ -45,8 +49,8 @@ class PostList final : public SharedList {
   static Napi::Value Create(const Napi::CallbackInfo& info) {
     Napi::Env env = info.Env();
     auto qp = HandleArg<QpHandle>(info, 0);
-    const size_t capacity = Uint32Arg(info, 1, "capacity");
-    const size_t max_sge = Uint32Arg(info, 2, "maxSge");
+    const size_t capacity = CountArg(info, 1, "capacity", kMaxCapacity);
+    const size_t max_sge = CountArg(info, 2, "maxSge", kMaxSge);
     auto queue = Environment::Of(env).doorbell->queues.Share(Uint32Arg(info, 3, "queueId"));
     if (!queue) ThrowType(env, "queueId is not of a queue");
     auto memory = Napi::ArrayBuffer::New(env, capacity * (sizeof(Wr) + max_sge * sizeof(ibv_sge) + sizeof(double)));
@@ -107,7 +111,7 @@ class WcRing final : public SharedList {
   // (cq, capacity)
   static Napi::Value Create(const Napi::CallbackInfo& info) {
     auto cq = HandleArg<CqHandle>(info, 0);
-    const size_t capacity = Uint32Arg(info, 1, "capacity");
+    const size_t capacity = CountArg(info, 1, "capacity", kMaxCapacity);
     auto memory = Napi::ArrayBuffer::New(info.Env(), capacity * (sizeof(ibv_wc) + sizeof(double)));
     auto* wc = static_cast<ibv_wc*>(memory.Data());
     return Doorbell::Publish(

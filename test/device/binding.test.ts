@@ -1,0 +1,281 @@
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { QpType } from '../../lib/index.ts';
+import { binding } from '../../lib/native/binding.ts';
+import { deviceA, expectNoLeaks } from './fixture.ts';
+
+/** The addon by name, without its types: what stands between a mistake in lib/ and a crash. */
+type Native = (...args: unknown[]) => unknown;
+const native = binding() as unknown as Record<string, Native>;
+const functions = Object.keys(native).filter((name) => typeof native[name] === 'function');
+const call = (name: string, ...args: unknown[]): unknown => native[name]!(...args);
+
+// Those that take nothing.
+const takesNothing = ['census', 'loadState', 'getDeviceList', 'ring'];
+const cap = () => ({ maxSendWr: 4, maxRecvWr: 4, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 0 });
+
+// One handle of each kind.
+const handles: Record<string, unknown> = {};
+beforeAll(() => {
+  handles.Context = (call('openDevice', deviceA) as { handle: unknown }).handle;
+  handles.ProtectionDomain = call('allocPd', handles.Context);
+  handles.MemoryRegion = (call('allocMrSync', handles.ProtectionDomain, 64, 1, false) as { handle: unknown }).handle;
+  handles.CompletionChannel = call('createCompChannel', handles.Context);
+  handles.ChannelEvents = call('createChannelEvents', handles.CompletionChannel, () => {});
+  handles.CompletionQueue = (call('createCq', handles.Context, 4, null, 0, 1) as { handle: unknown }).handle;
+  const { ProtectionDomain: pd, CompletionQueue: cq } = handles;
+  handles.QueuePair = (call('createQp', pd, cq, cq, QpType.RC, false, cap()) as { handle: unknown }).handle;
+});
+afterAll(() => {
+  for (const [name, handle] of Object.entries(destroyers)
+    .map(([kind, name]) => [name, handles[kind]] as const)
+    .reverse()) {
+    call(name, handle);
+  }
+  expect(binding().census().open).toBe(0);
+});
+
+const destroyers = {
+  Context: 'closeDevice',
+  ProtectionDomain: 'deallocPd',
+  MemoryRegion: 'deregMr',
+  CompletionChannel: 'destroyCompChannel',
+  ChannelEvents: 'destroyChannelEvents',
+  CompletionQueue: 'destroyCq',
+  QueuePair: 'destroyQp',
+};
+
+/** What each function takes first, of those that take a handle. */
+const kinds: Record<string, keyof typeof destroyers> = {
+  queryDevice: 'Context',
+  queryPort: 'Context',
+  queryGid: 'Context',
+  queryGidEx: 'Context',
+  queryGidTable: 'Context',
+  queryPkey: 'Context',
+  allocPd: 'Context',
+  createCompChannel: 'Context',
+  createCq: 'Context',
+  regMr: 'ProtectionDomain',
+  regMrSync: 'ProtectionDomain',
+  allocMr: 'ProtectionDomain',
+  allocMrSync: 'ProtectionDomain',
+  createQp: 'ProtectionDomain',
+  createChannelEvents: 'CompletionChannel',
+  startChannelEvents: 'ChannelEvents',
+  stopChannelEvents: 'ChannelEvents',
+  reqNotifyCq: 'CompletionQueue',
+  createWcRing: 'CompletionQueue',
+  modifyQp: 'QueuePair',
+  modifyQpSync: 'QueuePair',
+  queryQp: 'QueuePair',
+  createSendList: 'QueuePair',
+  createRecvList: 'QueuePair',
+  ...Object.fromEntries(Object.entries(destroyers).map(([kind, name]) => [name, kind as keyof typeof destroyers])),
+};
+
+const garbage = [
+  undefined,
+  null,
+  0,
+  -1,
+  Number.NaN,
+  'text',
+  true,
+  1n,
+  Symbol('x'),
+  () => {},
+  {},
+  [],
+  new Proxy({}, {}),
+  Buffer.alloc(8),
+  new ArrayBuffer(8),
+  Object.create(null),
+  Promise.resolve(),
+];
+
+expectNoLeaks();
+
+/** The error of a call, or undefined where it was taken. */
+function failure(name: string, args: unknown[]): (Error & { code?: string }) | undefined {
+  try {
+    const result = call(name, ...args);
+    if (result instanceof Promise) result.catch(() => {});
+    return undefined;
+  } catch (error) {
+    return error as Error;
+  }
+}
+
+describe('every function of the addon', () => {
+  it('is known to this test', () => {
+    const others = [...takesNothing, 'setErrorClass', 'openDevice', 'detach', 'createWorkQueue', 'destroyWorkQueue'];
+    const texts = ['wcStatusStr', 'eventTypeStr', 'nodeTypeStr', 'portStateStr'];
+    expect(functions.filter((name) => !(name in kinds) && !others.includes(name) && !texts.includes(name))).toEqual([]);
+  });
+
+  it('throws an Error when it is called with nothing', () => {
+    for (const name of functions.filter((name) => !takesNothing.includes(name))) {
+      expect(failure(name, []), name).toBeInstanceOf(Error);
+    }
+  });
+
+  it('that takes a handle refuses everything else with ERR_INVALID_ARG_TYPE', () => {
+    for (const [name, kind] of Object.entries(kinds)) {
+      const wrong = [
+        ...garbage,
+        ...Object.keys(handles)
+          .filter((other) => other !== kind)
+          .map((other) => handles[other]),
+      ];
+      for (const value of [...wrong, Object.create(handles[kind] as object), new Proxy(handles[kind] as object, {})]) {
+        const rest = [value, value, value, value, value];
+        const error = failure(name, [value, ...rest]);
+        expect(error?.code, `${name}(${typeof value})`).toBe('ERR_INVALID_ARG_TYPE');
+      }
+    }
+  });
+
+  it('throws an Error for garbage behind a good handle', () => {
+    const numbers = new Set<unknown>([0, -1, Number.NaN]);
+    for (const [name, kind] of Object.entries(kinds)) {
+      // Those that take the handle only would do what they are for.
+      if (Object.values(destroyers).includes(name)) continue;
+      if (['queryDevice', 'allocPd', 'createCompChannel', 'startChannelEvents', 'stopChannelEvents'].includes(name))
+        continue;
+      // Anything is true or false.
+      if (name === 'reqNotifyCq') continue;
+      for (const value of garbage) {
+        if (numbers.has(value)) continue;
+        // What it takes last is true or false here too, and the callback is a function.
+        if (name === 'createChannelEvents' && typeof value === 'function') continue;
+        expect(
+          failure(name, [handles[kind], value, value, value, value, value]),
+          `${name}(handle, ${typeof value})`,
+        ).toBeInstanceOf(Error);
+      }
+    }
+  });
+
+  it('that takes several handles checks each of them', () => {
+    const { Context, ProtectionDomain: pd, CompletionQueue: cq, QueuePair: qp, MemoryRegion: mr } = handles;
+    for (const [name, args] of [
+      ['createQp', [pd, qp, cq, QpType.RC, false, cap()]],
+      ['createQp', [pd, cq, pd, QpType.RC, false, cap()]],
+      ['createCq', [Context, 4, cq, 0, 1]],
+      ['createCq', [mr, 4, null, 0, 1]],
+    ] as const) {
+      expect(failure(name, [...args])?.code, name).toBe('ERR_INVALID_ARG_TYPE');
+    }
+  });
+
+  it('refuses ranges that memory does not have', () => {
+    const memory = new ArrayBuffer(64);
+    const detached = new ArrayBuffer(64);
+    structuredClone(detached, { transfer: [detached] });
+    for (const [buffer, offset, length] of [
+      [memory, 0, 65],
+      [memory, 65, 0],
+      [memory, 64, 1],
+      [memory, -1, 8],
+      [memory, 8, -1],
+      [memory, 2 ** 53, 8],
+      [memory, 8, 2 ** 53],
+      [memory, Number.POSITIVE_INFINITY, 8],
+      [detached, 0, 8],
+      [new SharedArrayBuffer(64), 0, 8],
+    ] as const) {
+      for (const name of ['regMr', 'regMrSync']) {
+        const error = failure(name, [handles.ProtectionDomain, buffer, offset, length, 1]);
+        expect(error?.code, `${name}(${offset}, ${length})`).toBe('ERR_INVALID_ARG_TYPE');
+      }
+    }
+  });
+
+  it('refuses sizes that cannot be right', async () => {
+    const { QueuePair: qp, CompletionQueue: cq } = handles;
+    const sizes = [2 ** 31, 2 ** 32 - 1];
+    for (const size of sizes) {
+      expect(failure('createWorkQueue', [size]), 'createWorkQueue').toBeInstanceOf(Error);
+      expect(failure('createWcRing', [cq, size]), 'createWcRing').toBeInstanceOf(Error);
+      const { id } = call('createWorkQueue', 4) as { id: number };
+      for (const name of ['createSendList', 'createRecvList']) {
+        expect(failure(name, [qp, size, 1, id]), name).toBeInstanceOf(Error);
+        expect(failure(name, [qp, 4, size, id]), name).toBeInstanceOf(Error);
+        expect(failure(name, [qp, 4, 1, id + 1]), name).toBeInstanceOf(Error);
+      }
+      call('destroyWorkQueue', id);
+      call('destroyWorkQueue', id);
+    }
+    for (const length of [-1, 2 ** 53]) {
+      for (const name of ['allocMr', 'allocMrSync']) {
+        expect(failure(name, [handles.ProtectionDomain, length, 1, false])?.code).toBe('ERR_INVALID_ARG_TYPE');
+      }
+    }
+    const length = Number.MAX_SAFE_INTEGER;
+    expect(failure('allocMrSync', [handles.ProtectionDomain, length, 1, false])?.code).toBe('ENOMEM');
+    await expect(call('allocMr', handles.ProtectionDomain, length, 1, false)).rejects.toMatchObject({ code: 'ENOMEM' });
+  });
+
+  it('rings for no list, or for a list with a wrong count, without touching anything', () => {
+    const words = new Int32Array(binding().doorbell as ArrayBuffer);
+    const ring = call('createWcRing', handles.CompletionQueue, 4) as { list: number; memory: ArrayBuffer };
+    for (const list of [-1, 0x7fff_ffff, 1000, ring.list]) {
+      for (const count of [-1, 0, 5, 0x7fff_ffff, -0x8000_0000]) {
+        words.set([list, count, 12345, 12345]);
+        call('ring');
+        expect(words[2], `list ${list}, count ${count}`).toBeLessThan(0);
+      }
+    }
+    words.set([ring.list, 4, 12345, 0]);
+    call('ring');
+    expect(words[2]).toBe(0);
+    expect(ring.memory.byteLength).toBeGreaterThan(0);
+  });
+
+  it('refuses an attribute that is missing or of a wrong type', () => {
+    const { QueuePair: qp, ProtectionDomain: pd, CompletionQueue: cq } = handles;
+    const bits = Array.from({ length: 26 }, (_, i) => 1 << i);
+    const known = bits.filter((bit) => failure('modifyQpSync', [qp, {}, bit])?.code === 'ERR_INVALID_ARG_TYPE');
+    // All of struct ibv_qp_attr but those that are objects within, which throw as well.
+    expect(known.length).toBeGreaterThanOrEqual(18);
+    for (const attr of [
+      { ahAttr: 1 },
+      { ahAttr: {} },
+      { ahAttr: { isGlobal: true } },
+      { ahAttr: { isGlobal: true, grh: {} } },
+    ]) {
+      expect(failure('modifyQpSync', [qp, attr, 1 << 7]), JSON.stringify(attr)).toBeInstanceOf(Error);
+    }
+    expect(
+      failure('modifyQpSync', [qp, { ahAttr: { isGlobal: true, grh: { dgid: Buffer.alloc(15) } } }, 1 << 7]),
+    ).toBeInstanceOf(Error);
+    for (const name of Object.keys(cap())) {
+      expect(failure('createQp', [pd, cq, cq, QpType.RC, false, { ...cap(), [name]: 'x' }])?.code).toBe(
+        'ERR_INVALID_ARG_TYPE',
+      );
+    }
+  });
+});
+
+describe('a handle', () => {
+  it('that is closed is refused with ERR_RDMA_CLOSED, and can be closed again', () => {
+    const context = (call('openDevice', deviceA) as { handle: unknown }).handle;
+    const pd = call('allocPd', context);
+    call('deallocPd', pd);
+    call('deallocPd', pd);
+    call('closeDevice', context);
+    call('closeDevice', context);
+    expect(failure('allocMrSync', [pd, 64, 1, false])?.code).toBe('ERR_RDMA_CLOSED');
+    expect(failure('queryDevice', [context])?.code).toBe('ERR_RDMA_CLOSED');
+    expect(failure('allocPd', [context])?.code).toBe('ERR_RDMA_CLOSED');
+  });
+
+  it('whose children live goes with the last of them', () => {
+    const context = (call('openDevice', deviceA) as { handle: unknown }).handle;
+    const pd = call('allocPd', context);
+    const { handle: mr } = call('allocMrSync', pd, 64, 1, false) as { handle: unknown };
+    call('closeDevice', context);
+    call('deallocPd', pd);
+    call('deregMr', mr);
+  });
+});
