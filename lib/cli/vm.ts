@@ -5,7 +5,7 @@ import { type Accelerator, prepareVm, runInVm, VmError, type VmErrorCode } from 
 interface Flags {
   prepare?: true;
   out?: string;
-  env: NodeJS.ProcessEnv;
+  env?: NodeJS.ProcessEnv;
   timeout?: number;
   accel?: Accelerator;
   memory?: string;
@@ -24,7 +24,7 @@ export function vmCommand(): Command {
     .argument('[command]', 'a program of this machine, whose files the VM sees (default: a shell)')
     .argument('[args...]', 'its arguments')
     .option('--out <dir>', 'a directory that the VM may write to; all else it writes is gone at the end')
-    .option('--env <name[=value]>', 'set a variable, beside the whole environment, which is passed on', addVariable, {})
+    .option('--env <name[=value]>', 'set a variable, beside the whole environment, which is passed on', addVariable)
     .option('--timeout <seconds>', 'end the command after that time, with exit code 124', positive)
     .option('--memory <size>', "the VM's memory, such as 512M or 4G (default: 2G)", memorySize)
     .option('--cpus <count>', "the VM's processors (default: 2)", positive)
@@ -85,7 +85,7 @@ async function run(command: string | undefined, args: string[], flags: Flags): P
   }
 }
 
-function addVariable(text: string, variables: NodeJS.ProcessEnv): NodeJS.ProcessEnv {
+function addVariable(text: string, variables: NodeJS.ProcessEnv = {}): NodeJS.ProcessEnv {
   const [name = '', ...value] = text.split('=');
   return { ...variables, [name]: text.includes('=') ? value.join('=') : process.env[name] };
 }

@@ -97,7 +97,7 @@ done
 
 ulimit -l unlimited
 ulimit -Hn 1048576
-cd "$cwd" || fail "the directory $cwd is not visible in the guest"
+[ -d "$cwd" ] || fail "the directory $cwd is not visible in the guest"
 
 # Host to guest: the size of the terminal. The end of the stream means that the host has gone.
 {
@@ -110,7 +110,7 @@ cd "$cwd" || fail "the directory $cwd is not visible in the guest"
 d=/run/node-rdma
 group=/sys/fs/cgroup/command
 mkdir $group
-start() { echo 0 >$group/cgroup.procs; run "$@"; }
+start() { echo 0 >$group/cgroup.procs; cd "$cwd"; run "$@"; }
 if [ -n "$tty" ]; then
   say ready
   ( stty $tty; start setsid -c ) </dev/hvc0 >/dev/hvc0 2>&1 3>&-
@@ -135,13 +135,13 @@ tries=0
 while grep -q 'populated 1' $group/cgroup.events; do
   tries=$((tries + 1))
   if [ $tries = 200 ]; then
+    echo 8 >/proc/sys/kernel/printk
     echo w >/proc/sysrq-trigger
     fail 'a process that cannot be killed'
   fi
   sleep 0.05
 done
 if [ -n "$tty" ]; then printf '\036%s' "$token" >/dev/hvc0; else wait $pumps; fi
-cd /
 if [ -n "$out" ]; then umount "$out" || fail "umount of $out"; fi
 # The host reads the kernel log up to this line.
 echo "$token" >/dev/kmsg

@@ -180,6 +180,8 @@ async function runCommand(guest: Guest, token: string, options: VmOptions): Prom
   else input.pipe(inputPort);
 
   const output = Promise.all(streams.map(([name, to]) => pump(guest.port(name), mark, to)));
+  // A reader that fails stops the guest, and failure() below tells of it.
+  output.catch(() => {});
   const end = async () => {
     const code = Number((await guest.word()).slice('exit '.length));
     // The console of a guest may lose output to a terminal that is slow, and so the mark.
@@ -191,7 +193,7 @@ async function runCommand(guest: Guest, token: string, options: VmOptions): Prom
     return await Promise.race([end(), guest.failure()]);
   } catch (error) {
     // What the command said before a crash helps to find its cause.
-    await Promise.race([output.catch(() => {}), sleep(1000)]);
+    await Promise.race([Promise.allSettled([output]), sleep(1000)]);
     throw error;
   } finally {
     for (const [, to] of streams) to.off('error', fail);
