@@ -53,7 +53,7 @@ async function run(command: string | undefined, args: string[], flags: Flags): P
   }
   try {
     if (flags.prepare) {
-      await prepareVm({ onProgress });
+      await prepareVm({ onProgress, signal: abort.signal });
       return;
     }
     const tty = process.stdin.isTTY && process.stdout.isTTY;

@@ -6,7 +6,7 @@
  */
 
 export { VmError, type VmErrorCode } from './errors.ts';
-export type { Kernel } from './kernel.ts';
+export type { Kernel, PrepareOptions } from './kernel.ts';
 export { vmPackages } from './packages.ts';
 export type { Accelerator } from './qemu.ts';
 export { prepareVm, runInVm, type VmOptions, type VmResult } from './run.ts';

@@ -1,15 +1,11 @@
-import { execFile } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { readFile, writeFile } from 'node:fs/promises';
 import { basename, join } from 'node:path';
-import { promisify } from 'node:util';
 import { buildOnce, cacheFolder } from './cache.ts';
 import { VmError } from './errors.ts';
 import { initScript } from './init.ts';
 import type { Kernel } from './kernel.ts';
-import { busybox, toolEnv } from './packages.ts';
-
-const exec = promisify(execFile);
+import { busybox, runTool } from './packages.ts';
 
 /** The kernel modules that the guest loads at boot, with whatever they depend on. */
 export const guestModules: readonly string[] = [
@@ -18,9 +14,6 @@ export const guestModules: readonly string[] = [
   '9pnet_virtio',
   '9p',
   'overlay',
-  // rxe computes its ICRC through the crypto layer: without a driver "rdma link add" fails.
-  'crc32_generic',
-  ...(process.arch === 'x64' ? ['crc32_pclmul'] : []),
   'rdma_rxe',
   'ib_uverbs',
   'rdma_ucm',
@@ -28,11 +21,17 @@ export const guestModules: readonly string[] = [
   'veth',
 ];
 
+/**
+ * rxe computes its ICRC through the crypto layer: without a driver "rdma link add" fails. Only x86 has pclmul, and newer
+ * kernels have neither of them and need neither.
+ */
+const optionalModules = ['crc32_generic', 'crc32_pclmul'];
+
 /** Builds the initrd for a kernel into the cache, or finds it there. A changed script or module list makes a new one. */
 export async function prepareInitrd(kernel: Kernel, modules: readonly string[] = guestModules): Promise<string> {
   const busyboxBytes = await readFile(busybox);
   const key = createHash('sha256')
-    .update(JSON.stringify([kernel.release, modules, initScript]))
+    .update(JSON.stringify([kernel.release, optionalModules, modules, initScript]))
     .update(busyboxBytes)
     .digest('hex');
   return buildOnce(join(cacheFolder(), `initrd-${key.slice(0, 16)}.cpio`), async (scratch) => {
@@ -61,12 +60,18 @@ export async function prepareInitrd(kernel: Kernel, modules: readonly string[] =
 
 /** The files to insert, in order. Built-in modules have none. */
 async function loadOrder(kernel: Kernel, modules: readonly string[]): Promise<string[]> {
-  const options = ['-C', '/dev/null', '-d', kernel.root, '-S', kernel.release, '--show-depends', '-a', ...modules];
-  const { stdout, stderr } = await exec('modprobe', options, { env: toolEnv }).catch((error: Error) => {
+  const list = (names: readonly string[]) =>
+    runTool('modprobe', [
+      ...['-C', '/dev/null', '-d', kernel.root, '-S', kernel.release],
+      ...['--show-depends', '-a', ...names],
+    ]);
+  // It lists what it has found, even when it fails since something is missing.
+  const optional = await list(optionalModules).catch((error: { stdout: Buffer }) => error.stdout);
+  const required = await list(modules).catch((error: Error) => {
     throw new VmError('ERR_VM_KERNEL', `the kernel ${kernel.release} lacks a module: ${error.message}`);
   });
-  if (stderr !== '') throw new VmError('ERR_VM_KERNEL', `the kernel ${kernel.release} lacks a module: ${stderr}`);
-  return [...new Set([...stdout.matchAll(/^insmod (\S+)/gm)].map((match) => match[1]!))];
+  const lines = `${optional}${required}`;
+  return [...new Set([...lines.matchAll(/^insmod (\S+)/gm)].map((match) => match[1]!))];
 }
 
 function moduleName(path: string): string {
@@ -76,8 +81,7 @@ function moduleName(path: string): string {
 async function readModule(path: string): Promise<Buffer> {
   const program = { xz: 'xz', zst: 'zstd', gz: 'gzip' }[path.split('.').pop()!];
   if (program === undefined) return stripSignature(await readFile(path));
-  const options = { encoding: 'buffer', env: toolEnv, maxBuffer: 1 << 26 } as const;
-  return stripSignature((await exec(program, ['-dc', path], options)).stdout);
+  return stripSignature(await runTool(program, ['-dc', path]));
 }
 
 /** Without the signature, which takes the guest half a second to check under emulation. */

@@ -1,12 +1,8 @@
-import { execFile } from 'node:child_process';
 import { mkdir, readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { promisify } from 'node:util';
 import { buildOnce, cacheFolder, exists } from './cache.ts';
 import { VmError } from './errors.ts';
-import { toolEnv } from './packages.ts';
-
-const exec = promisify(execFile);
+import { runTool } from './packages.ts';
 
 /** An unpacked kernel: nothing of it is installed on the host. */
 export interface Kernel {
@@ -18,19 +14,27 @@ export interface Kernel {
   root: string;
 }
 
-// The cloud kernels have no rdma_rxe. Ubuntu's name stands last; it is untested.
+// The cloud kernels have no rdma_rxe. Ubuntu's name stands last. Untested: Ubuntu, and arm64.
 const metaPackages: Record<string, string[]> = {
   x64: ['linux-image-6.12-amd64', 'linux-image-amd64', 'linux-image-generic'],
   arm64: ['linux-image-6.12-arm64', 'linux-image-arm64', 'linux-image-generic'],
 };
 
+/** How the fetching of a kernel is watched and ended. */
+export interface PrepareOptions {
+  /** Called with what takes time. */
+  onProgress?: (message: string) => void;
+  /** Ends the work; the promise then rejects with the signal's reason. */
+  signal?: AbortSignal;
+}
+
 /** Fetches a kernel with apt into the cache, or finds it there. Later calls need no network. */
-export async function prepareKernel(onProgress: (message: string) => void): Promise<Kernel> {
+export async function prepareKernel(options: PrepareOptions): Promise<Kernel> {
   const root = await buildOnce(join(cacheFolder(), `kernel-${process.arch}`), async (scratch) => {
     try {
-      await mkdir(scratch);
-      await fetchKernel(scratch, onProgress);
+      await fetchKernel(scratch, options);
     } catch (error) {
+      options.signal?.throwIfAborted();
       throw new VmError('ERR_VM_KERNEL', kernelAdvice(error), { cause: error });
     }
   });
@@ -40,54 +44,58 @@ export async function prepareKernel(onProgress: (message: string) => void): Prom
 
 function kernelAdvice(error: unknown): string {
   return `no kernel for the guest: ${error instanceof Error ? error.message : error}
-It is fetched with "apt-get download" (nothing is installed). Check that this works: apt-get update && apt-cache depends ${metaPackages[process.arch]?.[1]}`;
+It is fetched with "apt-get download" (nothing is installed). See that this works: apt-get update && apt-get download ${metaPackages[process.arch]?.[1]}`;
 }
 
-async function fetchKernel(root: string, onProgress: (message: string) => void): Promise<void> {
+async function fetchKernel(root: string, { onProgress = () => {}, signal }: PrepareOptions): Promise<void> {
   const debs = `${root}.debs`;
   await mkdir(debs);
+  const apt: Apt = (program, ...args) => runTool(program, args, { cwd: debs, signal });
   onProgress('fetching a kernel with apt-get download');
-  // The lists on this machine may be absent (containers) or older than the archive: then fetch lists of our own, which
-  // needs no root and changes nothing.
-  const ownLists = ['-o', `Dir::State::lists=${join(debs, 'lists')}`, '-o', `Dir::Cache=${join(debs, 'cache')}`];
   try {
-    await download(debs, []);
+    await download(apt);
   } catch {
+    signal?.throwIfAborted();
+    // The lists on this machine may be absent (containers) or older than the archive: then fetch lists of our own, which
+    // needs no root and changes nothing.
     onProgress('fetching package lists with apt-get update');
     await mkdir(join(debs, 'lists', 'partial'), { recursive: true });
     await mkdir(join(debs, 'cache', 'archives', 'partial'), { recursive: true });
-    await exec('apt-get', [...ownLists, 'update'], { env: toolEnv, maxBuffer: 1 << 26 });
-    await download(debs, ownLists);
+    const own = ['-o', `Dir::State::lists=${join(debs, 'lists')}`, '-o', `Dir::Cache=${join(debs, 'cache')}`];
+    const ownApt: Apt = (program, ...args) => apt(program, ...own, ...args);
+    await ownApt('apt-get', 'update');
+    await download(ownApt);
   }
   for (const deb of (await readdir(debs)).filter((name) => name.endsWith('.deb'))) {
     onProgress(`unpacking ${deb}`);
-    await exec('dpkg-deb', ['-x', join(debs, deb), root], { env: toolEnv });
+    await runTool('dpkg-deb', ['-x', join(debs, deb), root], { signal });
   }
   await rm(debs, { recursive: true });
-  await exec('depmod', ['-b', root, await findRelease(root)], { env: toolEnv });
+  await runTool('depmod', ['-b', root, await findRelease(root)], { signal });
 }
 
+/** Runs one of apt's programs in the folder for downloads. */
+type Apt = (program: string, ...args: string[]) => Promise<Buffer>;
+
 /** Downloads the packages that hold the kernel and its modules, as the first meta package known to apt names them. */
-async function download(folder: string, options: string[]): Promise<void> {
+async function download(apt: Apt): Promise<void> {
   for (const meta of metaPackages[process.arch] ?? []) {
-    const packages = await kernelPackages(meta, options);
+    const packages = await kernelPackages(meta, apt);
     if (packages.length === 0) continue;
-    await exec('apt-get', [...options, 'download', ...packages], { cwd: folder, env: toolEnv });
+    await apt('apt-get', 'download', ...packages);
     return;
   }
   throw new Error(`apt knows none of ${metaPackages[process.arch]?.join(', ')}`);
 }
 
 /** Debian keeps image and modules in one package, Ubuntu in three that depend on each other. */
-async function kernelPackages(meta: string, options: string[]): Promise<string[]> {
+async function kernelPackages(meta: string, apt: Apt): Promise<string[]> {
   const found = new Set<string>();
   const pending = [meta];
   for (let name = pending.pop(); name !== undefined; name = pending.pop()) {
-    const result = await exec('apt-cache', [...options, 'depends', '--important', name], { env: toolEnv }).catch(
-      () => null,
-    );
-    if (result === null) continue;
-    for (const dependency of parseDepends(result.stdout)) {
+    // It fails for a package that apt does not know.
+    const text = await apt('apt-cache', 'depends', '--important', name).catch(() => '');
+    for (const dependency of parseDepends(text.toString())) {
       if (!found.has(dependency)) pending.push(dependency);
       found.add(dependency);
     }
@@ -97,9 +105,8 @@ async function kernelPackages(meta: string, options: string[]): Promise<string[]
 
 /** The versioned kernel packages in what `apt-cache depends` prints. */
 export function parseDepends(text: string): string[] {
-  return [...text.matchAll(/^\s*\|?Depends: (linux-(?:image|modules|modules-extra)-\d\S*)$/gm)].map(
-    (match) => match[1]!,
-  );
+  const pattern = /^\s*\|?Depends: (linux-(?:image|modules|modules-extra)-\d\S*)$/gm;
+  return [...text.matchAll(pattern)].map((match) => match[1]!);
 }
 
 async function findRelease(root: string): Promise<string> {

@@ -1,5 +1,7 @@
+import { execFile } from 'node:child_process';
 import { access, constants, readFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
+import { promisify } from 'node:util';
 import { VmError } from './errors.ts';
 
 const qemu = {
@@ -32,8 +34,18 @@ export const vmPackages: readonly string[] = [
 /** Where programs are sought: an ordinary user's PATH lacks the sbin folders. */
 export const searchPath = [...(process.env.PATH ?? '').split(delimiter), '/usr/sbin', '/sbin', '/usr/bin', '/bin'];
 
-/** The environment for the programs that the host side starts: their output is parsed, so it must not be translated. */
+/** The environment of the programs that the host side starts. Their output is parsed, so it must not be translated. */
 export const toolEnv: NodeJS.ProcessEnv = { ...process.env, LC_ALL: 'C', PATH: searchPath.join(delimiter) };
+
+/** Runs a program of the host to its end and returns its output. The error of one that fails has it as `stdout`. */
+export async function runTool(
+  program: string,
+  args: readonly string[],
+  options: { cwd?: string; signal?: AbortSignal | undefined } = {},
+): Promise<Buffer> {
+  const all = { ...options, encoding: 'buffer', env: toolEnv, maxBuffer: 1 << 26 } as const;
+  return (await promisify(execFile)(program, args, all)).stdout;
+}
 
 /** The static busybox, the guest's only program until it sees the host's file system. */
 export const busybox = '/bin/busybox';

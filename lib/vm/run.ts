@@ -8,7 +8,7 @@ import { accelerators, rememberKvmFailure } from './accel.ts';
 import { VmError, type VmErrorCode } from './errors.ts';
 import { Guest } from './guest.ts';
 import { prepareInitrd } from './initrd.ts';
-import { type Kernel, prepareKernel } from './kernel.ts';
+import { type Kernel, type PrepareOptions, prepareKernel } from './kernel.ts';
 import { findKernelTrouble } from './kernel-log.ts';
 import { checkHost } from './packages.ts';
 import type { Accelerator, portFds } from './qemu.ts';
@@ -16,7 +16,7 @@ import { type Request, requestScript } from './request.ts';
 import { pump, rawTerminal } from './streams.ts';
 
 /** What to run in the VM, and how. */
-export interface VmOptions {
+export interface VmOptions extends PrepareOptions {
   /** A program of the host: the guest sees the host's file system. It runs as root. */
   command: string;
   /** Its arguments, handed over unharmed. Default none. */
@@ -40,16 +40,12 @@ export interface VmOptions {
   out?: string;
   /** Ends the VM when the command has run for this many milliseconds. Default: never. */
   timeoutMs?: number;
-  /** Ends the VM; the promise then rejects with the signal's reason. */
-  signal?: AbortSignal;
   /** Default: KVM where a guest boots on it (a failure is remembered until the host boots again), else TCG. */
   accel?: Accelerator;
   /** The guest's memory in QEMU's notation. Default `2G`. Half of it bounds what the command may write to memory. */
   memory?: string;
   /** The guest's processors. Default 2. */
   cpus?: number;
-  /** Called with what takes time: fetching, unpacking, booting. */
-  onProgress?: (message: string) => void;
 }
 
 /** How a command in the VM ended. */
@@ -72,18 +68,12 @@ const trialMs = 15_000;
 /**
  * Fetches and builds what a boot needs, or finds it in the cache: kernel, modules, initrd.
  *
- * @param options `onProgress` is called with what takes time.
  * @returns The paths, for the curious; {@link runInVm} calls this itself.
  * @throws {@link VmError} ERR_VM_PLATFORM, ERR_VM_PACKAGES or ERR_VM_KERNEL, whose message says what to type.
  */
-export async function prepareVm(options: { onProgress?: (message: string) => void } = {}): Promise<{
-  /** The unpacked kernel. */
-  kernel: Kernel;
-  /** The initrd's file. */
-  initrd: string;
-}> {
+export async function prepareVm(options: PrepareOptions = {}): Promise<{ kernel: Kernel; initrd: string }> {
   await checkHost();
-  const kernel = await prepareKernel(options.onProgress ?? (() => {}));
+  const kernel = await prepareKernel(options);
   return { kernel, initrd: await prepareInitrd(kernel) };
 }
 
