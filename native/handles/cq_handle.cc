@@ -17,8 +17,10 @@ Outcome<std::shared_ptr<ChannelHandle>> ChannelHandle::Create(std::shared_ptr<Co
 VerbError ChannelHandle::Destroy() {
   if (channel_ == nullptr) return {};
   VerbError error = FromDestroy(FromRet("ibv_destroy_comp_channel", ibv_destroy_comp_channel(channel_)));
-  if (!error) channel_ = nullptr;
-  return error;
+  if (error) return error;
+  channel_ = nullptr;
+  context_.Reset();
+  return {};
 }
 
 Outcome<std::shared_ptr<CqHandle>> CqHandle::Create(std::shared_ptr<ContextHandle> context, int cqe,
@@ -48,8 +50,11 @@ VerbError CqHandle::Destroy() {
   if (cq_ == nullptr) return {};
   Acknowledge();
   VerbError error = FromDestroy(FromRet("ibv_destroy_cq", ibv_destroy_cq(cq_)));
-  if (!error) cq_ = nullptr;
-  return error;
+  if (error) return error;
+  cq_ = nullptr;
+  context_.Reset();
+  channel_.Reset();
+  return {};
 }
 
 }  // namespace rdma

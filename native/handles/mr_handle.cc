@@ -51,6 +51,7 @@ VerbError MrHandle::Destroy() {
   if (error) return error;
   mr_ = nullptr;
   memory_.reset();
+  pd_.Reset();
   return {};
 }
 

@@ -18,7 +18,8 @@ class Owner {
   Owner& operator=(const Owner&) = delete;
   virtual ~Owner() = default;
 
-  // Calls the destroy verb. On success the object is dead, and another call does nothing; on failure it lives on.
+  // Calls the destroy verb. On success the object is dead and has let go of its parents, whoever still has a share of
+  // it, and another call does nothing; on failure it lives on.
   virtual VerbError Destroy() = 0;
 
   // Verbs objects that need this one. While there are any, Destroy() waits for the last share to go.
@@ -37,7 +38,11 @@ class Parent {
   explicit Parent(std::shared_ptr<P> parent) : parent_(std::move(parent)) { count(1); }
   Parent(const Parent&) = delete;
   Parent& operator=(const Parent&) = delete;
-  ~Parent() { count(-1); }
+  ~Parent() { Reset(); }
+  void Reset() {
+    count(-1);
+    parent_.reset();
+  }
   P* operator->() const { return parent_.get(); }
   explicit operator bool() const { return parent_ != nullptr; }
 

@@ -12,8 +12,10 @@ Outcome<std::shared_ptr<PdHandle>> PdHandle::Alloc(std::shared_ptr<ContextHandle
 VerbError PdHandle::Destroy() {
   if (pd_ == nullptr) return {};
   VerbError error = FromDestroy(FromRet("ibv_dealloc_pd", ibv_dealloc_pd(pd_)));
-  if (!error) pd_ = nullptr;
-  return error;
+  if (error) return error;
+  pd_ = nullptr;
+  context_.Reset();
+  return {};
 }
 
 }  // namespace rdma

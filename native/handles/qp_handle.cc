@@ -21,8 +21,12 @@ VerbError QpHandle::Modify(ibv_qp_attr* attr, int mask) {
 VerbError QpHandle::Destroy() {
   if (qp_ == nullptr) return {};
   VerbError error = FromDestroy(FromRet("ibv_destroy_qp", ibv_destroy_qp(qp_)));
-  if (!error) qp_ = nullptr;
-  return error;
+  if (error) return error;
+  qp_ = nullptr;
+  pd_.Reset();
+  send_cq_.Reset();
+  recv_cq_.Reset();
+  return {};
 }
 
 }  // namespace rdma

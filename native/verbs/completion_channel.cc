@@ -24,6 +24,7 @@ class ChannelEvents final : public Owner {
   VerbError Destroy() override {
     if (poller_ != nullptr) poller_->Close();
     poller_ = nullptr;
+    channel_.Reset();
     return {};
   }
 

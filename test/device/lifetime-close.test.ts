@@ -1,3 +1,4 @@
+import { readdirSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import { BusyError, openDevice, QpState, type Resource } from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
@@ -52,15 +53,18 @@ describe('close', () => {
   });
 
   it('gives the C object back at once', () => {
-    const before = binding().census().open;
+    const descriptors = () => readdirSync('/proc/self/fd').length;
+    const [open, fds] = [binding().census().open, descriptors()];
     const side = openSide(deviceA);
-    side.qp.close();
-    side.mr.close();
-    expect(binding().census().open).toBe(before + 5);
-    side.cq.close();
-    side.pd.close();
-    side.context.close();
-    expect(binding().census().open).toBe(before);
+    const channel = side.context.createCompChannel();
+    expect(descriptors()).toBeGreaterThan(fds + 2);
+    const opened = descriptors();
+    channel.close();
+    expect(descriptors()).toBeLessThan(opened);
+    for (const resource of [side.qp, side.mr, side.cq, side.pd, side.context]) resource.close();
+    expect(binding().census().open).toBe(open);
+    // Nothing waits for garbage collection, the device neither.
+    expect(descriptors()).toBe(fds);
   });
 });
 

@@ -240,3 +240,25 @@ describe('a pending operation', () => {
     expect(binding().census().open).toBe(0);
   });
 });
+
+describe('a forgotten object', () => {
+  it(`does not cost memory for good, however many there are`, async () => {
+    const context = openDevice(deviceA);
+    const before = binding().census();
+    const drop = () => {
+      for (let i = 0; i < (isRxe ? 50 : 1000); i++) context.allocPd().allocSync(64);
+    };
+    drop();
+    await collect();
+    const rss = process.memoryUsage.rss();
+    for (let i = 0; i < 3; i++) {
+      drop();
+      await collect();
+    }
+    for (let i = 0; i < 20 && binding().census().open > before.open; i++) await collect();
+    expect(binding().census().open).toBe(before.open);
+    expect(binding().census().leaked - before.leaked).toBe(isRxe ? 400 : 8000);
+    expect(process.memoryUsage.rss() - rss).toBeLessThan(8 << 20);
+    context.close();
+  });
+});

@@ -1,0 +1,83 @@
+// A worker thread: opens its own context, and goes to a stage at which it is terminated, or does its work and ends.
+import { parentPort, workerData } from 'node:worker_threads';
+import {
+  AccessFlags,
+  connectionInfo,
+  connectQueuePair,
+  openDevice,
+  RemoteRegion,
+  WrOpcode,
+} from '../../../dist/index.js';
+import { binding } from '../../../dist/native/binding.js';
+
+const { deviceA, deviceB, stage } = workerData;
+const access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ;
+
+function open(device) {
+  const context = openDevice(device);
+  const pd = context.allocPd();
+  const cq = context.createCq(64);
+  return { context, pd, cq, qp: pd.createQp({ sendCq: cq }), mr: pd.allocSync(1 << 16, { access }) };
+}
+
+async function connected() {
+  const [a, b] = [open(deviceA), open(deviceB)];
+  const [infoA, infoB] = [connectionInfo(a.qp), connectionInfo(b.qp)];
+  await connectQueuePair(a.qp, infoA, infoB);
+  await connectQueuePair(b.qp, infoB, infoA);
+  return [a, b];
+}
+
+const stages = {
+  opened: () => open(deviceA),
+  waiting: () => {
+    const { cq } = open(deviceA);
+    return [cq.wait(), cq[Symbol.asyncIterator]().next()];
+  },
+  'mr-pending': () => {
+    const { pd, qp } = open(deviceA);
+    return [
+      pd.alloc(64 << 20),
+      pd.regMr(Buffer.alloc(1 << 22)),
+      qp.modify({ qpState: 1, pkeyIndex: 0, portNum: 1, qpAccessFlags: 0 }),
+    ];
+  },
+  'in-flight': async () => {
+    const [a, b] = await connected();
+    b.qp.postRecv([{ sgList: b.mr.slice() }, { sgList: b.mr.slice() }]);
+    a.qp.postSend([1, 2, 3].map((wrId) => ({ wrId, opcode: WrOpcode.SEND, sgList: a.mr.slice(0, 4096) })));
+    return [a, b, b.cq.wait()];
+  },
+  // Busy in the addon when the termination comes.
+  polling: async () => {
+    const [a, b] = await connected();
+    parentPort.postMessage('polling');
+    const remote = new RemoteRegion(b.mr.remote()).slice(0, 64);
+    for (;;) {
+      a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 64), remote });
+      while (a.cq.poll() === 0);
+    }
+  },
+  work: async () => {
+    const [a, b] = await connected();
+    const remote = new RemoteRegion(b.mr.remote());
+    for (let i = 0; i < workerData.rounds; i++) {
+      a.mr.buffer.writeUInt32LE(workerData.seed + i, 0);
+      a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 4), remote: remote.slice(4 * i, 4) });
+      await a.cq.wait();
+    }
+    const sum = Array.from(
+      { length: workerData.rounds },
+      (_, i) => b.mr.buffer.readUInt32LE(4 * i) - workerData.seed - i,
+    );
+    for (const { qp } of [a, b]) qp.close();
+    for (const { context } of [a, b]) context.close({ cascade: true });
+    return { isRight: sum.every((difference) => difference === 0), census: binding().census() };
+  },
+};
+
+const result = await stages[stage]();
+globalThis.kept = result;
+parentPort.postMessage(stage === 'work' ? result : stage);
+// It would end by itself otherwise, where nothing waits.
+if (stage !== 'work') setInterval(() => {}, 1000);

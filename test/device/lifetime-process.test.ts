@@ -1,0 +1,52 @@
+import { describe, expect, it } from 'vitest';
+import { runChild } from './children.ts';
+import { isRxe } from './fixture.ts';
+
+const stages = ['opened', 'pd', 'mr-pending', 'mr', 'cq', 'waiting', 'connected', 'in-flight'];
+const ends = {
+  exit: { code: 7, signal: null },
+  throw: { code: 1, signal: null },
+  signal: { code: null, signal: 'SIGTERM' },
+  nothing: { code: 0, signal: null },
+};
+type End = keyof typeof ends;
+
+// A wait keeps the process alive, so there is no such end there.
+const waits = ['waiting', 'in-flight'];
+const all = stages.flatMap((stage) =>
+  (Object.keys(ends) as End[])
+    .filter((end) => end !== 'nothing' || !waits.includes(stage))
+    .map((end) => [stage, end] as const),
+);
+// Starting Node takes seconds in an emulated VM: there each stage is ended in one way, and each way is used.
+const chosen = isRxe
+  ? stages.map((stage, i) => [stage, waits.includes(stage) ? 'signal' : (Object.keys(ends)[i % 4] as End)] as const)
+  : all;
+
+describe.each(stages)('a process at the stage "%s"', (stage) => {
+  it('ends as it was told to, at once and without a crash', async () => {
+    const mine = chosen.filter(([name]) => name === stage);
+    expect(mine.length).toBeGreaterThan(0);
+    await Promise.all(
+      mine.map(async ([, end]) => {
+        let isKilled = false;
+        const result = await runChild('stage', [stage, end], {
+          onOutput: (text, kill) => {
+            if (end !== 'signal' || isKilled || !text.includes('at ')) return;
+            isKilled = true;
+            kill('SIGTERM');
+          },
+        });
+        const { code, signal, stdout, stderr } = result;
+        expect({ end, stdout, code, signal, stderr: end === 'throw' ? '' : stderr }).toEqual({
+          end,
+          stdout: `at ${stage}\n`,
+          stderr: '',
+          ...ends[end],
+        });
+        if (end === 'throw') expect(stderr).toContain('Error: deliberate');
+        expect(stderr).not.toMatch(/Sanitizer|model|FATAL|terminate/i);
+      }),
+    );
+  });
+});

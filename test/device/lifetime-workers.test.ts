@@ -1,0 +1,132 @@
+import { readdirSync } from 'node:fs';
+import { MessageChannel, receiveMessageOnPort, Worker } from 'node:worker_threads';
+import { describe, expect, it } from 'vitest';
+import { CompletionQueue, MemoryRegion, QueuePair, RemoteRegion, WcStatus, WrOpcode } from '../../lib/index.ts';
+import { binding } from '../../lib/native/binding.ts';
+import { childPath } from './children.ts';
+import {
+  completion,
+  deviceA,
+  deviceB,
+  expectNoLeaks,
+  isRxe,
+  openSide,
+  Pair,
+  thrown,
+  until,
+  within,
+} from './fixture.ts';
+
+expectNoLeaks();
+
+const start = (stage: string, more: object = {}): Worker =>
+  new Worker(childPath('worker'), { workerData: { deviceA, deviceB, stage, ...more } });
+
+/** The first message of a worker; its error where it fails instead. */
+function message(worker: Worker, what: string): Promise<unknown> {
+  return within(
+    new Promise((resolve, reject) => {
+      worker.once('message', resolve);
+      worker.once('error', reject);
+    }),
+    what,
+  );
+}
+
+const openFds = (): number => readdirSync('/proc/self/fd').length;
+
+/** Writes from a to b and looks at the bytes: the process, the devices and the addon are in order. */
+async function expectHealthy(): Promise<void> {
+  using pair = await Pair.connect();
+  pair.a.mr.buffer.write('healthy');
+  pair.a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: pair.a.mr.slice(0, 7), remote: pair.remote.slice() });
+  expect((await completion(pair.a.cq)).status).toBe(WcStatus.SUCCESS);
+  expect(pair.b.mr.buffer.toString('latin1', 0, 7)).toBe('healthy');
+}
+
+describe('a worker thread', () => {
+  it.each(['opened', 'waiting', 'mr-pending', 'in-flight', 'polling'])(
+    'that is terminated at the stage "%s" leaves nothing behind',
+    async (stage) => {
+      const before = openFds();
+      const worker = start(stage);
+      expect(await message(worker, `the stage ${stage}`)).toBe(stage);
+      expect(await within(worker.terminate(), 'the termination')).toBe(1);
+      await until(() => openFds() <= before, `the ${openFds()} descriptors go back to ${before}`);
+      await expectHealthy();
+    },
+  );
+
+  it('works beside others and the main thread, each with its own objects', async () => {
+    const before = openFds();
+    const rounds = isRxe ? 20 : 200;
+    const workers = Array.from({ length: 4 }, (_, i) => start('work', { rounds, seed: 1000 * i }));
+    const results = workers.map((worker, i) => message(worker, `worker ${i}`));
+    const exits = workers.map((worker) => new Promise((resolve) => worker.once('exit', resolve)));
+    using pair = await Pair.connect();
+    for (let i = 0; i < rounds; i++) {
+      pair.a.mr.buffer.writeUInt32LE(i + 7, 0);
+      pair.a.qp.postSend({
+        opcode: WrOpcode.RDMA_WRITE,
+        sgList: pair.a.mr.slice(0, 4),
+        remote: pair.remote.slice(4 * i),
+      });
+      expect((await completion(pair.a.cq)).status).toBe(WcStatus.SUCCESS);
+      expect(pair.b.mr.buffer.readUInt32LE(4 * i)).toBe(i + 7);
+    }
+    for (const result of await Promise.all(results)) {
+      expect(result).toEqual({ isRight: true, census: { open: 0, leaked: 0 } });
+    }
+    // They end by themselves: nothing of theirs keeps them alive.
+    await within(Promise.all(exits), 'the exits');
+    pair[Symbol.dispose]();
+    await until(() => openFds() <= before, 'the descriptors go back');
+  });
+});
+
+describe('an object of verbs', () => {
+  it('does not cross to another thread: what arrives is plain data, which methods refuse', () => {
+    const side = openSide(deviceA);
+    const { port1, port2 } = new MessageChannel();
+    const kinds = { context: side.context, pd: side.pd, cq: side.cq, qp: side.qp, mr: side.mr, slice: side.mr.slice() };
+    for (const [name, object] of Object.entries(kinds)) {
+      let arrived: unknown;
+      try {
+        port1.postMessage(object);
+        arrived = receiveMessageOnPort(port2)?.message;
+      } catch (error) {
+        expect((error as Error).name, name).toBe('DataCloneError');
+        continue;
+      }
+      expect(arrived).not.toBeInstanceOf(MemoryRegion);
+      expect(arrived).not.toBeInstanceOf(CompletionQueue);
+      expect(arrived).not.toBeInstanceOf(QueuePair);
+      const refused = { code: 'ERR_INVALID_ARG_TYPE' };
+      expect(thrown(() => side.pd.createQp({ sendCq: arrived as CompletionQueue }))).toMatchObject(refused);
+      side.qp.modifySync({ qpState: 1, pkeyIndex: 0, portNum: 1, qpAccessFlags: 0 });
+      expect(thrown(() => side.qp.postRecv({ sgList: arrived as never }))).toMatchObject(refused);
+    }
+    port1.close();
+    side.context.close({ cascade: true });
+  });
+
+  it('cannot be made of a handle that crossed', () => {
+    const side = openSide(deviceA);
+    for (const handle of [side.context.handle, side.pd.handle, side.cq.handle]) {
+      const clone = structuredClone(handle);
+      expect(thrown(() => binding().queryDevice(clone as never)).code).toBe('ERR_INVALID_ARG_TYPE');
+      expect(thrown(() => binding().allocMrSync(clone as never, 64, 1, false)).code).toBe('ERR_INVALID_ARG_TYPE');
+    }
+    side.context.close({ cascade: true });
+  });
+
+  it('gives tokens that may cross, and mean the same memory there', async () => {
+    using pair = await Pair.connect();
+    const token = structuredClone(pair.b.mr.remote());
+    pair.b.mr.buffer.write('token');
+    const remote = new RemoteRegion(token).slice(0, 5);
+    pair.a.qp.postSend({ opcode: WrOpcode.RDMA_READ, sgList: pair.a.mr.slice(0, 5), remote });
+    await completion(pair.a.cq);
+    expect(pair.a.mr.buffer.toString('latin1', 0, 5)).toBe('token');
+  });
+});
