@@ -1,4 +1,4 @@
-import { string, typeError, uint32, valueError } from '../args.ts';
+import { integer, string, typeError, uint32, valueError } from '../args.ts';
 import { checkRange } from './memory-region.ts';
 
 /** A region of a peer as plain data, made there by `mr.remote()`. */
@@ -32,8 +32,7 @@ export class RemoteRegion {
     }
     this.addr = BigInt(addr);
     this.rkey = uint32(rkey, 'token.rkey');
-    if (!Number.isSafeInteger(length) || length < 0) throw typeError('token.length', 'a length in bytes', length);
-    this.length = length;
+    this.length = integer(length, 'token.length', 0, Number.MAX_SAFE_INTEGER);
     if (this.addr + BigInt(length) > 1n << 64n) throw valueError('token.addr + token.length is past 2^64');
   }
 

@@ -1,0 +1,71 @@
+import { describe, expect, it } from 'vitest';
+import * as args from '../../lib/args.ts';
+
+const type = expect.objectContaining({ code: 'ERR_INVALID_ARG_TYPE', message: expect.stringContaining('thing') });
+const range = expect.objectContaining({ code: 'ERR_OUT_OF_RANGE', message: expect.stringContaining('thing') });
+const value = expect.objectContaining({ code: 'ERR_INVALID_ARG_VALUE', message: expect.stringContaining('thing') });
+
+class Known {}
+
+describe('each check', () => {
+  it('gives back what is in order', () => {
+    const signal = new AbortController().signal;
+    const known = new Known();
+    expect(args.integer(5, 'thing', 5, 5)).toBe(5);
+    expect(args.integer(-0, 'thing', 0, 1)).toBe(-0);
+    expect(args.uint32(2 ** 32 - 1, 'thing')).toBe(2 ** 32 - 1);
+    expect(args.uint64(2n ** 64n - 1n, 'thing')).toBe(2n ** 64n - 1n);
+    expect(args.boolean(false, 'thing')).toBe(false);
+    expect(args.string('', 'thing')).toBe('');
+    expect(args.instance(known, 'thing', Known)).toBe(known);
+    expect(args.oneOf(2, 'thing', { A: 1, B: 2 }, 'Letter')).toBe(2);
+    expect(args.readOptions({ a: 1 }, 'thing', ['a', 'b'])).toEqual({ a: 1 });
+    expect(args.readOptions(undefined, 'thing', [])).toEqual({});
+    expect(args.abortSignal(signal, 'thing')).toBe(signal);
+    expect(args.abortSignal(undefined, 'thing')).toBeUndefined();
+  });
+
+  it.each<[string, () => unknown, unknown]>([
+    ['integer: text', () => args.integer('5', 'thing', 0, 9), type],
+    ['integer: bigint', () => args.integer(5n, 'thing', 0, 9), type],
+    ['integer: symbol', () => args.integer(Symbol('s'), 'thing', 0, 9), type],
+    ['integer: an object without prototype', () => args.integer(Object.create(null), 'thing', 0, 9), type],
+    ['integer: below', () => args.integer(4, 'thing', 5, 9), range],
+    ['integer: above', () => args.integer(10, 'thing', 5, 9), range],
+    ['integer: NaN', () => args.integer(Number.NaN, 'thing', 0, 9), range],
+    ['uint32: 2^32', () => args.uint32(2 ** 32, 'thing'), range],
+    ['uint64: number', () => args.uint64(5, 'thing'), type],
+    ['uint64: negative', () => args.uint64(-1n, 'thing'), range],
+    ['uint64: 2^64', () => args.uint64(2n ** 64n, 'thing'), range],
+    ['boolean: 0', () => args.boolean(0, 'thing'), type],
+    ['string: number', () => args.string(1, 'thing'), type],
+    ['instance: object', () => args.instance({}, 'thing', Known), type],
+    ['instance: null', () => args.instance(null, 'thing', Known), type],
+    ['oneOf: unknown', () => args.oneOf(3, 'thing', { A: 1 }, 'Letter'), range],
+    ['oneOf: its name', () => args.oneOf('A', 'thing', { A: 1 }, 'Letter'), type],
+    ['readOptions: null', () => args.readOptions(null as never, 'thing', []), type],
+    ['readOptions: array', () => args.readOptions([] as never, 'thing', []), type],
+    ['readOptions: function', () => args.readOptions((() => {}) as never, 'thing', []), type],
+    ['readOptions: unknown key', () => args.readOptions({ c: 1 } as object, 'thing', ['a']), value],
+    ['abortSignal: controller', () => args.abortSignal(new AbortController(), 'thing'), type],
+  ])('refuses, with one of the codes of Node and naming the argument: %s', (_what, call, expected) => {
+    expect(call).toThrow(expected as Error);
+  });
+});
+
+describe('readOptions', () => {
+  it.each([
+    ['maxsendwr', 'maxSendWr'],
+    ['max_send_wr', 'maxSendWr'],
+    ['MAXSENDWR', 'maxSendWr'],
+    ['MaxSendWr', 'maxSendWr'],
+  ])('suggests for %s what was meant: %s', (given, meant) => {
+    const call = () => args.readOptions({ [given]: 1 } as object, 'options', ['maxRecvWr', 'maxSendWr']);
+    expect(call).toThrow(`Unknown option '${given}' in options; did you mean '${meant}'?`);
+  });
+
+  it('lists what there is where it cannot guess', () => {
+    const call = () => args.readOptions({ colour: 1 } as object, 'options', ['maxRecvWr', 'maxSendWr']);
+    expect(call).toThrow('known are maxRecvWr, maxSendWr');
+  });
+});
