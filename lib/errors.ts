@@ -46,7 +46,7 @@ export class RdmaError extends Error {
     this.detail = detail;
   }
 
-  /** The same failure with more said about it, and the stack of the caller. */
+  /** The same failure with more said about it, and the stack of the caller. @internal */
   explained(detail: string): RdmaError {
     return new RdmaError(this.syscall, -this.errno, this.detail === undefined ? detail : `${this.detail}; ${detail}`);
   }

@@ -32,7 +32,7 @@ export {
 export * from './native/constants.gen.ts';
 export type { QpCap } from './native/native.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';
-export { CompletionQueue, type WorkCompletion, wcStatusName, wcStatusStr } from './verbs/completion-queue.ts';
+export { CompletionQueue, type WorkCompletion } from './verbs/completion-queue.ts';
 export { Context, type Device, type DeviceAttr, getDeviceList, openDevice, type PortAttr } from './verbs/context.ts';
 export { chooseGid, formatGid, type GidEntry, parseGid } from './verbs/gid.ts';
 export { MemoryRegion, MemorySlice } from './verbs/memory-region.ts';
@@ -49,3 +49,4 @@ export { RecvList, type RecvWr } from './verbs/recv-list.ts';
 export { RemoteRegion, type RemoteRegionToken, RemoteSlice } from './verbs/remote-region.ts';
 export { Resource } from './verbs/resource.ts';
 export { SendList, type SendWr } from './verbs/send-list.ts';
+export { eventTypeStr, nodeTypeStr, portStateStr, wcStatusName, wcStatusStr } from './verbs/text.ts';

@@ -1,11 +1,12 @@
 import { boolean, instance, readOptions, valueError } from '../args.ts';
 import { RdmaClosedError, WorkCompletionError } from '../errors.ts';
 import { QpState, SendFlags, WcFlags, WcStatus, WrOpcode } from '../native/constants.gen.ts';
-import { type WorkCompletion, wcStatusName, wcStatusStr } from '../verbs/completion-queue.ts';
+import type { WorkCompletion } from '../verbs/completion-queue.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import { QueuePair } from '../verbs/queue-pair.ts';
 import type { RemoteSlice } from '../verbs/remote-region.ts';
 import type { SendWr } from '../verbs/send-list.ts';
+import { wcStatusName, wcStatusStr } from '../verbs/text.ts';
 
 /** How an operation is executed. */
 export interface OperationOptions {
@@ -32,6 +33,9 @@ interface Pending {
 const operationOptionNames = ['fence', 'solicited'];
 const settled = Promise.resolve();
 
+// Promises alone never let the event loop have its turn: every so often completions are looked for after it.
+const TURN = 512;
+
 // The wrId of receives; sends have 0.
 const RECV = 1;
 // What a send's promise resolves with, if only as a formality: its type is void.
@@ -55,10 +59,13 @@ export class Endpoint {
   readonly qp: QueuePair;
   /** What the peer sent along when the connection was made; empty when nothing. */
   readonly privateData: Buffer;
+  /** The receives that were posted before the peer could send, in the order of the option `recvs`; else empty. */
+  readonly recvs: readonly Promise<Received>[] = [];
   // The requests under way. Each queue completes in order.
   readonly #sends: Pending[] = [];
   readonly #recvs: Pending[] = [];
   #scheduled = false;
+  #turns = 0;
   #waiting = false;
   #closing: Promise<void> | undefined;
 
@@ -207,6 +214,13 @@ export class Endpoint {
     this.#abandon(new RdmaClosedError('Endpoint'));
   }
 
+  /** Posts the receives of `recvs`, in the state INIT. @internal */
+  postInitial(slices: readonly MemorySlice[]): void {
+    (this.recvs as Promise<Received>[]).push(...slices.map((slice) => this.recv(slice)));
+    // Who does not look at them is not to be ended by them.
+    for (const recv of this.recvs) recv.catch(() => {});
+  }
+
   get #isPending(): boolean {
     return this.#sends.length > 0 || this.#recvs.length > 0;
   }
@@ -247,7 +261,9 @@ export class Endpoint {
     if (!this.#scheduled) {
       // Once for all requests of this turn. Fast devices have completed by then, without any event.
       this.#scheduled = true;
-      settled.then(this.#turn);
+      this.#turns = (this.#turns + 1) % TURN;
+      if (this.#turns === 0) setImmediate(this.#turn);
+      else settled.then(this.#turn);
     }
     return promise;
   }

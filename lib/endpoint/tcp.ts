@@ -3,6 +3,7 @@ import { connect as connectSocket, createServer, type Server, type Socket } from
 import { abortSignal, instance, integer, readOptions, string, typeError, valueError } from '../args.ts';
 import { RdmaClosedError } from '../errors.ts';
 import type { QpCap } from '../native/native.ts';
+import type { MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 import {
@@ -30,8 +31,11 @@ export interface EndpointOptions extends ConnectOptions {
   cap?: Partial<QpCap>;
   /** Sent along to the peer, who finds it in `endpoint.privateData`: up to 4096 bytes. A string is sent as UTF-8. */
   privateData?: Uint8Array | string;
-  /** Posts receives before the peer can send: called when the queue pair can take them. */
-  beforeRtr?: (qp: QueuePair) => void;
+  /**
+   * Receives to post before the peer can send: called for each connection. Their promises are in `endpoint.recvs`, in the
+   * same order, and later calls of `endpoint.recv()` come behind them.
+   */
+  recvs?: () => readonly MemorySlice[];
   /** Milliseconds that the exchange may take. Default 10,000. */
   timeoutMs?: number;
 }
@@ -58,7 +62,7 @@ export interface ListenTcpOptions extends EndpointOptions {
   onError?: (error: Error) => void;
 }
 
-const endpointOptionNames = [...connectOptionNames, 'pd', 'cap', 'privateData', 'beforeRtr', 'timeoutMs'];
+const endpointOptionNames = [...connectOptionNames, 'pd', 'cap', 'privateData', 'recvs', 'timeoutMs'];
 
 /**
  * Connects to a peer that has called `listenTcp()`: the two exchange what they must know over TCP, and take their queue
@@ -193,7 +197,7 @@ interface Prepared {
   cap: Partial<QpCap>;
   privateData: Buffer;
   timeoutMs: number;
-  beforeRtr: ((qp: QueuePair) => void) | undefined;
+  recvs: (() => readonly MemorySlice[]) | undefined;
   connect: ConnectOptions;
 }
 
@@ -215,13 +219,13 @@ function prepare(o: EndpointOptions): Prepared {
     cap: o.cap ?? {},
     privateData: Buffer.from(privateData),
     timeoutMs: integer(o.timeoutMs ?? 10_000, 'options.timeoutMs', 1, 2 ** 31 - 1),
-    beforeRtr: o.beforeRtr,
+    recvs: o.recvs,
     connect,
   };
 }
 
 async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal | undefined): Promise<Endpoint> {
-  const { pd, cap, privateData, timeoutMs, beforeRtr, connect } = prepared;
+  const { pd, cap, privateData, timeoutMs, recvs, connect } = prepared;
   // Destroying the socket with the reason is what ends a wait for its bytes.
   const abort = () => socket.destroy(cancel?.reason as Error);
   cancel?.addEventListener('abort', abort, { once: true });
@@ -243,10 +247,14 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
     }
     const received = await bytes.read(length);
     const remote: ConnectionInfo = decodeConnectionInfo(received.subarray(0, INFO_LENGTH));
-    await connectQueuePair(qp, local, remote, { ...connect, ...(beforeRtr && { beforeRtr }) });
+    const endpoint = new Endpoint(qp, Buffer.from(received.subarray(INFO_LENGTH)));
+    await connectQueuePair(qp, local, remote, {
+      ...connect,
+      beforeRtr: () => endpoint.postInitial(recvs?.() ?? []),
+    });
     socket.write(Buffer.of(READY));
     if ((await bytes.read(1))[0] !== READY) throw valueError('The peer does not say that it is ready');
-    return new Endpoint(qp, Buffer.from(received.subarray(INFO_LENGTH)));
+    return endpoint;
   } catch (error) {
     socket.destroy();
     if (qp) {

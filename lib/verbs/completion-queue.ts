@@ -1,10 +1,12 @@
+import { constants } from 'node:os';
+import { setImmediate } from 'node:timers/promises';
 import { abortSignal, boolean, integer, rangeError, readOptions, stateError } from '../args.ts';
 import { RdmaClosedError, RdmaError } from '../errors.ts';
 import { binding, doorbell } from '../native/binding.ts';
-import { WcStatus } from '../native/constants.gen.ts';
 import { Layout } from '../native/layout.gen.ts';
 import { BELL_COUNT, BELL_LIST, BELL_RESULT, type ContextHandle, type CqHandle } from '../native/native.ts';
 import type { CompletionChannel } from './completion-channel.ts';
+import type { Context } from './context.ts';
 import { Resource } from './resource.ts';
 
 /** A work completion: `struct ibv_wc`. When `status` is not SUCCESS only `wrId`, `status`, `qpNum`, `vendorErr` are valid. */
@@ -51,6 +53,9 @@ const WC_FLAGS = Layout.wc.wcFlags / 4;
 
 // More at once gains nothing, and the ring stays in the cache.
 const RING_CAPACITY = 256;
+
+// Waits that may be over at once before the event loop gets its turn.
+const TURN = 512;
 
 // What is waited for: a queue that only a pending wait refers to must not be collected, or the wait would never end.
 const waits = new Set<object>();
@@ -154,8 +159,8 @@ export class CompletionQueue extends Resource {
   readonly cqe: number;
   /** Where its events go, or null: then it can only be polled. */
   readonly channel: CompletionChannel | null;
-  /** @internal */
-  readonly context: Resource;
+  /** The device it belongs to. */
+  readonly context: Context;
   /** @internal */
   readonly handle: CqHandle;
   // Keeps the queue pairs whose completions come here: one that is dropped in flight must not take them along.
@@ -166,13 +171,15 @@ export class CompletionQueue extends Resource {
   readonly #ring = binding().ring;
   readonly #capacity: number;
   readonly #cursor: Cursor;
+  // Waits that were over at once, since the event loop last had its turn.
+  #immediate = 0;
   // How many the last poll found.
   #found = 0;
   readonly #waiters = new Set<{ resolve: () => void; reject: (error: Error) => void }>();
 
   /** @internal */
   constructor(
-    context: Resource,
+    context: Context,
     contextHandle: ContextHandle,
     cqe: number,
     channel: CompletionChannel | null,
@@ -208,7 +215,7 @@ export class CompletionQueue extends Resource {
     bell[BELL_COUNT] = max === this.#capacity ? max : Math.min(integer(max, 'max', 1, 2 ** 31), this.#capacity);
     this.#ring();
     const count = bell[BELL_RESULT] as number;
-    if (count < 0) throw new RdmaError('ibv_poll_cq', 5, `it returned ${count}`);
+    if (count < 0) throw new RdmaError('ibv_poll_cq', constants.errno.EIO, `it returned ${count}`);
     this.#found = count;
     return count;
   }
@@ -247,39 +254,62 @@ export class CompletionQueue extends Resource {
 
   /**
    * Waits until there are completions and takes them, as `poll()` does. The event loop goes on meanwhile, and the wait
-   * keeps the process alive.
+   * keeps the process alive. The loop gets its turn too when there always are some.
    *
+   * @param options - `signal`: ends the wait. `solicitedOnly`: wake up only for receives that the sender marked solicited
+   *   and for failures; what has come by then is taken along. Default false
    * @returns how many were taken: at least 1; read them with `at(i)`
    * @throws RdmaClosedError when the queue is closed meanwhile; the signal's reason when it is aborted; Error
    *   `ERR_INVALID_STATE` when the queue has no channel
    */
-  async wait(options: { signal?: AbortSignal } = {}): Promise<number> {
-    const signal = abortSignal(readOptions(options, 'options', ['signal']).signal, 'options.signal');
+  async wait(options: { signal?: AbortSignal; solicitedOnly?: boolean } = {}): Promise<number> {
+    const { signal: given, solicitedOnly = false } = readOptions(options, 'options', ['signal', 'solicitedOnly']);
+    const signal = abortSignal(given, 'options.signal');
+    boolean(solicitedOnly, 'options.solicitedOnly');
     for (;;) {
       signal?.throwIfAborted();
       let found = this.poll();
       if (found === 0) {
         // What arrives between the poll and the arming makes no event.
-        this.reqNotify();
+        this.reqNotify(solicitedOnly);
         found = this.poll();
       }
-      if (found > 0) return found;
+      if (found > 0) {
+        if (this.#isTurnOver()) await setImmediate();
+        return found;
+      }
       await this.nextEvent(signal);
     }
   }
 
   /**
-   * The completions one by one, waiting for each. Nothing is taken in advance, so leaving the loop loses nothing.
+   * The completions one by one, waiting for each, until the queue is closed. Nothing is taken in advance, so leaving the
+   * loop loses nothing.
    */
   async *[Symbol.asyncIterator](): AsyncGenerator<WorkCompletion, void, void> {
-    for (;;) {
-      while (this.poll(1) === 0) {
+    this.requireOpen();
+    while (!this.closed) {
+      if (this.poll(1) === 0) {
         this.reqNotify();
-        if (this.poll(1) > 0) break;
-        await this.nextEvent(undefined);
+        if (this.poll(1) === 0) {
+          try {
+            await this.nextEvent(undefined);
+          } catch (error) {
+            if (!this.closed) throw error;
+          }
+          continue;
+        }
       }
-      yield this.#cursor.at(0).toJSON();
+      const wc = this.#cursor.at(0).toJSON();
+      if (this.#isTurnOver()) await setImmediate();
+      yield wc;
     }
+  }
+
+  // Promises alone never let the event loop have its turn, so who always finds completions must do so now and then.
+  #isTurnOver(): boolean {
+    this.#immediate = (this.#immediate + 1) % TURN;
+    return this.#immediate === 0;
   }
 
   /** An event arrived for this queue. @internal */
@@ -290,6 +320,7 @@ export class CompletionQueue extends Resource {
   /** Resolves at the next event, for who has armed the queue and polled it empty since. @internal */
   async nextEvent(signal: AbortSignal | undefined): Promise<void> {
     const channel = this.#requireChannel();
+    this.#immediate = 0;
     const { promise, resolve, reject } = withResolvers();
     const waiter = { queue: this, resolve, reject };
     const abort = () => reject(signal?.reason as Error);
@@ -345,20 +376,4 @@ function withResolvers(): { promise: Promise<void>; resolve: () => void; reject:
     reject = no;
   });
   return { promise, resolve, reject };
-}
-
-/**
- * The text that libibverbs has for a status, in English.
- *
- * @param status - one of `WcStatus`, or any number: for one that the library does not know, its number in words
- * @throws RdmaUnavailableError where there is no addon
- * @see ibv_wc_status_str(3)
- */
-export function wcStatusStr(status: number): string {
-  return binding().wcStatusStr(integer(status, 'status', 0, 0xffff_ffff)) ?? `status ${status}`;
-}
-
-/** The C name of a status without its prefix, such as `'RNR_RETRY_EXC_ERR'`, or its number. */
-export function wcStatusName(status: number): string {
-  return Object.entries(WcStatus).find(([, value]) => value === status)?.[0] ?? String(status);
 }

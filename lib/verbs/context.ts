@@ -1,4 +1,5 @@
 import { readdirSync, readFileSync } from 'node:fs';
+import { constants } from 'node:os';
 import { instance, integer, readOptions, string, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding, verbs } from '../native/binding.ts';
@@ -200,7 +201,7 @@ export function openDevice(name: string | undefined = process.env.NODE_RDMA_DEVI
     }
   }
   if (first) return first;
-  throw failure ?? new RdmaError('ibv_open_device', 19, 'there is no RDMA device (see diagnose())');
+  throw failure ?? new RdmaError('ibv_open_device', constants.errno.ENODEV, 'there is no RDMA device (see diagnose())');
 }
 
 function open(name: string): Context {
@@ -318,10 +319,25 @@ export class Context extends Resource {
     const which = [gidIndex === undefined ? '' : ` at index ${gidIndex}`, netdev === undefined ? '' : ` of ${netdev}`];
     throw new RdmaError(
       'ibv_query_gid_table',
-      2,
+      constants.errno.ENOENT,
       `port ${portNum} of ${this.name} has no usable GID${which.join('')}; its network interface needs an address ` +
         '("ip address show"), and must be up',
     );
+  }
+
+  /**
+   * A GID by its index, with what it stands for.
+   *
+   * @param portNum - from 1
+   * @param gidIndex - from 0
+   * @throws RdmaError ENODATA for an empty place; EOPNOTSUPP where rdma-core is older than 32
+   * @see ibv_query_gid_ex(3)
+   */
+  queryGidEx(portNum: number, gidIndex: number): GidEntry {
+    this.requireOpen();
+    const index = integer(gidIndex, 'gidIndex', 0, 0x7fff_ffff);
+    const entry = binding().queryGidEx(this.handle, checkPort(portNum), index);
+    return { ...entry, gid: formatGid(entry.gid) };
   }
 
   /**

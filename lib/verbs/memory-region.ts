@@ -29,7 +29,7 @@ export class MemoryRegion extends Resource {
   readonly rkey: number;
   /** The access flags it was registered with. */
   readonly access: number;
-  /** @internal */
+  /** The domain it belongs to. */
   readonly pd: ProtectionDomain;
 
   readonly #handle: MrHandle;
@@ -54,10 +54,10 @@ export class MemoryRegion extends Resource {
    * A part of the region, as work requests take it. Bounds are checked here, once.
    *
    * @param offset - first byte, default 0
-   * @param length - bytes, default all up to the end; at most 2^32 - 1 (`ibv_sge.length`)
+   * @param length - bytes, default all up to the end, but at most 2^32 - 1 (`ibv_sge.length`)
    * @throws RangeError `ERR_OUT_OF_RANGE` when it does not lie inside the region
    */
-  slice(offset = 0, length = this.length - offset): MemorySlice {
+  slice(offset = 0, length = Math.min(this.length - offset, 0xffff_ffff)): MemorySlice {
     this.requireOpen();
     checkRange(offset, length, this.length, 'region');
     return new MemorySlice(this, offset, length);

@@ -1,17 +1,19 @@
 #include "core/cell.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 namespace rdma {
 
-Cell::Cell(Environment& environment, std::shared_ptr<Owner> owner)
-    : environment_(environment), owner_(std::move(owner)) {
+Cell::Cell(Environment& environment, const char* name, std::shared_ptr<Owner> owner)
+    : environment_(environment), name_(name), owner_(std::move(owner)) {
   place_ = environment_.cells.insert(environment_.cells.end(), this);
 }
 
-Napi::Object Cell::Wrap(Napi::Env env, const napi_type_tag& tag, std::shared_ptr<Owner> owner) {
+Napi::Object Cell::Wrap(Napi::Env env, const napi_type_tag& tag, const char* name, std::shared_ptr<Owner> owner) {
   Napi::Object object = Napi::Object::New(env);
-  auto cell = std::unique_ptr<Cell>(new Cell(Environment::Of(env), std::move(owner)));
+  auto cell = std::unique_ptr<Cell>(new Cell(Environment::Of(env), name, std::move(owner)));
   if (napi_wrap(env, object, cell.get(), Finalize, nullptr, nullptr) != napi_ok ||
       napi_type_tag_object(env, object, &tag) != napi_ok) {
     cell->Release();
@@ -49,7 +51,13 @@ void Cell::Release() {
 
 void Cell::Finalize(napi_env, void* self, void*) {
   std::unique_ptr<Cell> cell(static_cast<Cell*>(self));
-  if (cell->owner_) cell->environment_.leaks++;
+  if (cell->owner_) {
+    cell->environment_.leaks++;
+    // For who looks for the place that forgot to close it.
+    if (std::getenv("NODE_RDMA_TRACE_LEAKS") != nullptr) {
+      (void)fprintf(stderr, "node-rdma: a %s was collected open\n", cell->name_);
+    }
+  }
   cell->Release();
 }
 

@@ -16,7 +16,7 @@ namespace rdma {
 class Cell {
  public:
   // Wraps a share of the owner into a new object of that tag.
-  static Napi::Object Wrap(Napi::Env env, const napi_type_tag& tag, std::shared_ptr<Owner> owner);
+  static Napi::Object Wrap(Napi::Env env, const napi_type_tag& tag, const char* name, std::shared_ptr<Owner> owner);
   // The cell behind an argument; throws ERR_INVALID_ARG_TYPE when it is not one of that tag.
   static Cell& From(Napi::Env env, napi_value value, const napi_type_tag& tag, const char* name);
 
@@ -28,10 +28,11 @@ class Cell {
   const std::shared_ptr<Owner>& owner() const { return owner_; }
 
  private:
-  Cell(Environment& environment, std::shared_ptr<Owner> owner);
+  Cell(Environment& environment, const char* name, std::shared_ptr<Owner> owner);
   static void Finalize(napi_env env, void* self, void* hint);
 
   Environment& environment_;
+  const char* const name_;
   std::shared_ptr<Owner> owner_;
   std::list<Cell*>::iterator place_;
 };
@@ -49,7 +50,7 @@ struct HandleType;
 
 template <class T>
 Napi::Object WrapHandle(Napi::Env env, std::shared_ptr<T> owner) {
-  return Cell::Wrap(env, HandleType<T>::tag, std::move(owner));
+  return Cell::Wrap(env, HandleType<T>::tag, HandleType<T>::name, std::move(owner));
 }
 
 // The owner behind a handle argument; throws for a wrong object, and ERR_RDMA_CLOSED for a closed one.

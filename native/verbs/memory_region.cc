@@ -108,8 +108,8 @@ Napi::Value AllocMr(const Napi::CallbackInfo& info) {
   const uint32_t access = Uint32Arg(info, 2, "access");
   const bool huge_pages = info[3].ToBoolean();
   return PromiseWorker<Allocated>::Queue(
-      info.Env(), "ibv_reg_mr", [=] { return Allocate(busy ? pd : nullptr, length, access, huge_pages); },
-      DescribeAllocated);
+      info.Env(), "ibv_reg_mr",
+      [pd, busy, length, access, huge_pages] { return Allocate(pd, length, access, huge_pages); }, DescribeAllocated);
 }
 
 // Takes the memory away from JavaScript, once the NIC cannot reach it any more.

@@ -63,6 +63,8 @@ const cap = (name: string) => (value: never) => spare.pd.createQp({ sendCq: spar
 const cases: Case[] = [
   ['openDevice', (value) => openDevice(value), 'name', notStrings],
   ['queryPort', (value) => pair.a.context.queryPort(value), 'portNum', [undefined, 0, 256, ...number]],
+  ['queryGidEx', (value) => pair.a.context.queryGidEx(value, 0), 'portNum', [undefined, 0, 256, ...number]],
+  ['queryGidEx', (value) => pair.a.context.queryGidEx(1, value), 'gidIndex', [undefined, 2 ** 31, ...number]],
   ['queryGid', (value) => pair.a.context.queryGid(value, 0), 'portNum', [undefined, 0, 256, ...number]],
   ['queryGid', (value) => pair.a.context.queryGid(1, value), 'gidIndex', [undefined, 2 ** 31, ...number]],
   ['queryPkey', (value) => pair.a.context.queryPkey(value, 0), 'portNum', [undefined, 0, 256, ...number]],
@@ -332,6 +334,7 @@ const methods: Record<string, Record<string, (object: never) => unknown>> = {
     queryDevice: (context: Context) => context.queryDevice(),
     queryPort: (context: Context) => context.queryPort(1),
     queryGid: (context: Context) => context.queryGid(1, 0),
+    queryGidEx: (context: Context) => context.queryGidEx(1, 0),
     queryGidTable: (context: Context) => context.queryGidTable(),
     selectGid: (context: Context) => context.selectGid(),
     queryPkey: (context: Context) => context.queryPkey(1, 0),

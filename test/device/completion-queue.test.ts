@@ -375,12 +375,12 @@ describe('for await (const wc of cq)', () => {
     await completions(pair.a.cq, 2);
   });
 
-  it('ends with ERR_RDMA_CLOSED when the queue is closed', async () => {
+  it('ends when the queue is closed', async () => {
     using context = openDevice(deviceA);
     const cq = context.createCq(4);
     const next = cq[Symbol.asyncIterator]().next();
     cq.close();
-    await expect(within(next, 'the close')).rejects.toMatchObject({ code: 'ERR_RDMA_CLOSED' });
+    expect(await within(next, 'the close')).toEqual({ value: undefined, done: true });
     context.close({ cascade: true });
   });
 });
