@@ -58,7 +58,7 @@ async function run(command: string | undefined, args: string[], flags: Flags): P
     }
     const tty = process.stdin.isTTY && process.stdout.isTTY;
     if (process.stderr.isTTY) onProgress('starting the VM');
-    const { code } = await runInVm({
+    const { code, kernelLog } = await runInVm({
       command: command ?? process.env.SHELL ?? '/bin/sh',
       args,
       env: { ...process.env, ...flags.env },
@@ -73,6 +73,7 @@ async function run(command: string | undefined, args: string[], flags: Flags): P
       ...(flags.cpus !== undefined && { cpus: flags.cpus }),
     });
     process.exitCode = code;
+    if (/Out of memory: Killed process/.test(kernelLog)) onProgress('the VM ran out of memory: see --memory');
   } catch (error) {
     if (abort.signal.aborted) return;
     if ((error as NodeJS.ErrnoException).code === 'EPIPE') {

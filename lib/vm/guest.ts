@@ -31,9 +31,15 @@ export class Guest {
     });
     const text = (stream: Readable, add: (chunk: string) => void) => {
       stream.setEncoding('utf8').on('data', add);
-      return once(stream, 'end');
+      return once(stream, 'close');
     };
-    const exited = new Promise((resolve) => this.#qemu.once('exit', resolve).once('error', resolve));
+    const exited = new Promise<void>((resolve) => {
+      this.#qemu.once('exit', () => resolve());
+      this.#qemu.once('error', (error) => {
+        this.#qemuErrors += `${error.message}\n`;
+        resolve();
+      });
+    });
     this.#gone = Promise.all([
       exited,
       text(this.#qemu.stdout!, (chunk) => {

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { mkdir, realpath } from 'node:fs/promises';
 import { hostname } from 'node:os';
-import { join } from 'node:path';
+import { join, resolve } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { accelerators, rememberKvmFailure } from './accel.ts';
@@ -89,14 +89,18 @@ export async function prepareVm(options: PrepareOptions = {}): Promise<{ kernel:
 export async function runInVm(options: VmOptions): Promise<VmResult> {
   options.signal?.throwIfAborted();
   const { kernel, initrd } = await prepareVm(options);
-  const { memory = '2G', cpus = 2, cwd = process.cwd(), args = [], env = process.env } = options;
+  const { memory = '2G', cpus = 2, args = [], env = process.env } = options;
   if (options.out !== undefined) await mkdir(options.out, { recursive: true });
   const out = options.out === undefined ? undefined : await realpath(options.out);
   const token = randomBytes(16).toString('hex');
   const modules = join(kernel.root, 'lib', 'modules', kernel.release);
-  const request = { command: options.command, args, cwd, env, hostname: hostname(), modules, token, out };
+  const request = {
+    ...{ command: options.command, args, env, cwd: resolve(options.cwd ?? '.') },
+    ...{ hostname: hostname(), modules, token, out },
+  };
 
   const order = await accelerators(options.accel);
+  let kvmFailed = false;
   for (;;) {
     const accel = order.shift()!;
     const guest = new Guest({ accel, image: kernel.image, initrd, memory, cpus, out });
@@ -107,10 +111,12 @@ export async function runInVm(options: VmOptions): Promise<VmResult> {
       return { accel, ...(await converse(guest, request, options, order.length > 0 ? trialMs : bootMs)) };
     } catch (error) {
       if (order.length === 0 || guest.progress !== '' || options.signal?.aborted) throw error;
-      await rememberKvmFailure();
+      kvmFailed = true;
     } finally {
       options.signal?.removeEventListener('abort', abort);
       await guest.close();
+      // Only a guest that does start without KVM proves that KVM was to blame.
+      if (kvmFailed && guest.progress !== '') await rememberKvmFailure();
     }
   }
 }
@@ -123,7 +129,15 @@ async function converse(
   helloMs: number,
 ): Promise<Omit<VmResult, 'accel'>> {
   const limit = (ms: number, code: VmErrorCode, what: string) =>
-    setTimeout(() => guest.stop(new VmError(code, `${what} within ${ms / 1000} s`, guest)), ms);
+    setTimeout(() => {
+      const message = `${what} within ${ms / 1000} s`;
+      const trouble = findKernelTrouble(guest.kernelLog);
+      guest.stop(
+        trouble === undefined
+          ? new VmError(code, message, guest)
+          : new VmError('ERR_VM_KERNEL_OOPS', `${message}, and the kernel complained:\n${trouble}`, guest),
+      );
+    }, ms);
   const start = performance.now();
   let timer = limit(helloMs, 'ERR_VM_BOOT', 'the guest did not start');
   try {

@@ -130,7 +130,7 @@ kill -KILL $$
   });
 });
 
-describe('a guest whose kernel', () => {
+describe('a guest whose kernel', { timeout: 180_000 }, () => {
   it('warns makes a content command fail, at the end', async () => {
     const kmsg = `echo '<4>------------[ cut here ]------------' >/dev/kmsg; echo '<4>WARNING: made up' >/dev/kmsg`;
     const { outcome, stdout } = await run({ command: 'sh', args: ['-c', `${kmsg}; echo done`] });
@@ -139,7 +139,7 @@ describe('a guest whose kernel', () => {
   });
 });
 
-describe('limits', () => {
+describe('limits', { timeout: 180_000 }, () => {
   it('end a command that takes longer than timeoutMs', async () => {
     const { outcome, stdout } = await run({ command: 'sh', args: ['-c', 'echo begun; sleep 1000'], timeoutMs: 2000 });
     expect(outcome).toMatchObject({ code: 'ERR_VM_TIMEOUT' });
