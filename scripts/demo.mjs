@@ -71,7 +71,7 @@ async function runInside(options) {
       signal: abort.signal,
       onProgress: (text) => say(`demo: ${text}`),
     });
-    say(`demo: the VM (${accel}) has started within ${(bootMs / 1000).toFixed(1)} s`);
+    say(`demo: the VM (${accel}) took ${(bootMs / 1000).toFixed(1)} s to start`);
     return code;
   } catch (error) {
     throw error instanceof VmError ? new CommandError(`demo: ${error.code}: ${error.message}`) : error;

@@ -28,7 +28,12 @@ export function reportDevices() {
  * @returns {DeviceReport}
  */
 export function reportDevice(name) {
-  const context = openDevice(name);
+  let context;
+  try {
+    context = openDevice(name);
+  } catch (error) {
+    return { name, active: false, linkLayer: '', mtu: 0, gids: [], reason: /** @type {Error} */ (error).message };
+  }
   try {
     const port = context.queryPort(1);
     const gids = context.queryGidTable().filter(({ portNum }) => portNum === 1);

@@ -13,11 +13,10 @@ const ours = [process.execPath, fileURLToPath(new URL('../pingpong.mjs', import.
 
 /**
  * @typedef {import('./devices.mjs').DeviceReport} DeviceReport
- * @typedef {{ size: number, iterations: number, port: number }} Game
  */
 
 /** Whether the installed version can check the data that it receives. */
-export async function canCheck() {
+async function canCheck() {
   // It has no --help: it shows its options when there is one that it does not know.
   const { stdout = '', stderr = '', code } = await execute('ibv_rc_pingpong', ['-h']).catch((error) => error);
   if (code === 'ENOENT') throw new Error('ibv_rc_pingpong is not installed (package ibverbs-utils)');
@@ -25,14 +24,16 @@ export async function canCheck() {
 }
 
 /**
- * Plays one game. Who is the server checks each page of the data, and our side each byte.
+ * Plays one game. Ours checks each byte of the data; theirs checks each page when it is the server.
  *
  * @param {'ours' | 'theirs'} server whose program is the server
  * @param {DeviceReport} device the server's
  * @param {DeviceReport} peerDevice the client's
- * @param {Game & { check: boolean }} game `check`: whether theirs checks too
+ * @param {{ size: number, iterations: number, port: number }} game
+ * @returns {Promise<'both' | 'ours'>} who has checked
  */
-export async function pingPong(server, device, peerDevice, { size, iterations, port, check }) {
+export async function pingPong(server, device, peerDevice, { size, iterations, port }) {
+  const check = await canCheck();
   const mtu = Math.min(device.mtu, peerDevice.mtu);
   // Both sleep until something comes: two that spin would leave no processor to a software device.
   const common = ['-e', '-m', mtu, '-s', size, '-n', iterations, '-p', port].map(String);
@@ -44,6 +45,7 @@ export async function pingPong(server, device, peerDevice, { size, iterations, p
   for (const output of await runPair(command(server === 'ours', device), client, port)) {
     if (!output.includes(`${iterations} iters in`) || output.includes('invalid data')) throw new Error(output);
   }
+  return check && server === 'theirs' ? 'both' : 'ours';
 }
 
 /**

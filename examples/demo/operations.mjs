@@ -4,10 +4,13 @@ import assert from 'node:assert/strict';
 import { fork } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 
+// What a peer is told to do takes milliseconds, unless it hangs.
+const DEADLINE_MS = 30_000;
+
 /**
  * What a peer can do, seen from its parent.
  *
- * @typedef {{ [M in keyof import('./peer.mjs').Methods]: (...args: Parameters<import('./peer.mjs').Methods[M]>) =>
+ * @typedef {{ kill(): void } & { [M in keyof import('./peer.mjs').Methods]: (...args: Parameters<import('./peer.mjs').Methods[M]>) =>
  *   Promise<Awaited<ReturnType<import('./peer.mjs').Methods[M]>>> }} Peer
  */
 
@@ -21,7 +24,7 @@ export function startPeer(device) {
   const child = fork(fileURLToPath(new URL('peer.mjs', import.meta.url)), [device], { serialization: 'advanced' });
   /** @type {Map<number, { resolve: (result: any) => void, reject: (error: Error) => void }>} */
   const calls = new Map();
-  let ended = false;
+  let ended = '';
   let nextId = 0;
   child.on('message', (/** @type {{ id: number, result: unknown, error?: string }} */ { id, result, error }) => {
     const call = calls.get(id);
@@ -30,28 +33,30 @@ export function startPeer(device) {
     else call?.reject(new Error(`${device}: ${error}`));
   });
   const end = (/** @type {unknown} */ reason) => {
-    ended = true;
-    for (const { reject } of calls.values()) reject(new Error(`the process of ${device} ended: ${reason}`));
+    ended ||= `the process of ${device} has ended: ${reason}`;
+    for (const { reject } of calls.values()) reject(new Error(ended));
   };
-  child.on('exit', (code, signal) => end(signal ?? code));
+  child.on('exit', (code, signal) => end(signal ?? `exit code ${code}`));
   child.on('error', end);
-  const call = (/** @type {string} */ method, /** @type {unknown[]} */ args) =>
-    new Promise((resolve, reject) => {
-      if (ended) throw new Error(`the process of ${device} has ended`);
-      calls.set(nextId, { resolve, reject });
-      child.send({ id: nextId++, method, args }, (error) => error && reject(error));
-    });
-  return /** @type {Peer} */ (
-    new Proxy(
-      {},
-      {
-        get:
-          (_, method) =>
-          (/** @type {unknown[]} */ ...args) =>
-            call(String(method), args),
-      },
-    )
-  );
+  const kill = () => child.kill('SIGKILL');
+  const call = async (/** @type {string} */ method, /** @type {unknown[]} */ args) => {
+    if (ended) throw new Error(ended);
+    const timer = setTimeout(() => {
+      end(`${method} took more than ${DEADLINE_MS / 1000} s`);
+      kill();
+    }, DEADLINE_MS);
+    try {
+      return await new Promise((resolve, reject) => {
+        calls.set(nextId, { resolve, reject });
+        child.send({ id: nextId++, method, args }, (error) => error && reject(error));
+      });
+    } finally {
+      clearTimeout(timer);
+    }
+  };
+  const get = (/** @type {unknown} */ _, /** @type {string} */ method) =>
+    method === 'kill' ? kill : (/** @type {unknown[]} */ ...args) => call(method, args);
+  return /** @type {Peer} */ (new Proxy({}, { get }));
 }
 
 /**
