@@ -32,6 +32,8 @@ if (named !== 'model' && named !== 'rxe') {
 /** Where the tests run. A test that differs says why. */
 export const backend: 'model' | 'rxe' = named;
 export const isRxe = backend === 'rxe';
+/** AddressSanitizer keeps freed memory aside for a while, so that resident memory says nothing about leaks. */
+export const isSanitized = process.env.ASAN_OPTIONS !== undefined;
 /** The two devices: traffic goes from one to the other. */
 export const [deviceA, deviceB] = backends[backend].devices;
 

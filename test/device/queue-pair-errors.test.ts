@@ -181,7 +181,7 @@ describe('a receiver that is not ready', () => {
 });
 
 describe('a receive that is too small', () => {
-  it('ends in LOC_LEN_ERR there, and in an error of the peer’s here', async () => {
+  it('ends in an error there, and in an error of the peer’s here', async () => {
     using pair = await Pair.connect();
     const { a, b } = pair;
     b.qp.postRecv([{ wrId: 11, sgList: b.mr.slice(0, 16) }, { wrId: 12 }]);
@@ -189,7 +189,7 @@ describe('a receive that is too small', () => {
     // The specification says "invalid request"; Soft-RoCE answers "remote operational error".
     await expectFlushed(pair, isRxe ? WcStatus.REM_OP_ERR : WcStatus.REM_INV_REQ_ERR);
     expect(statuses(await completions(b.cq, 2, 'the receives'))).toEqual([
-      [11, WcStatus.LOC_LEN_ERR],
+      [11, isRxe ? WcStatus.LOC_QP_OP_ERR : WcStatus.LOC_LEN_ERR],
       [12, WR_FLUSH_ERR],
     ]);
     expect(b.mr.buffer.subarray(16).every((byte) => byte === 0)).toBe(true);
@@ -243,6 +243,8 @@ describe('modify to ERR', () => {
     a.qp.modifySync({ qpState: QpState.ERR });
     a.qp.postSend({ wrId: 5, opcode: WrOpcode.SEND });
     expect(statuses([await completion(a.cq)])).toEqual([[5, WR_FLUSH_ERR]]);
+    // rdma_rxe learns of receives without a system call, and does not look for them in ERR any more.
+    if (isRxe) return;
     a.qp.postRecv({ wrId: 6 });
     expect(statuses([await completion(a.cq)])).toEqual([[6, WR_FLUSH_ERR]]);
   });
