@@ -221,6 +221,16 @@ export class Endpoint {
     for (const recv of this.recvs) recv.catch(() => {});
   }
 
+  // A device flushes both queues of a queue pair that has failed, but Soft-RoCE leaves the receives where they are until
+  // it is told the state that the queue pair is in already.
+  #flush(): void {
+    try {
+      this.qp.modifySync({ qpState: QpState.ERR });
+    } catch {
+      // The device is gone, and close() gives up waiting.
+    }
+  }
+
   get #isPending(): boolean {
     return this.#sends.length > 0 || this.#recvs.length > 0;
   }
@@ -312,6 +322,7 @@ export class Endpoint {
       const immData = (wc.wcFlags & WcFlags.WITH_IMM) !== 0 ? wc.immData : undefined;
       pending.resolve({ byteLen: wc.byteLen, immData });
     } else {
+      if (wc.status !== WcStatus.WR_FLUSH_ERR) this.#flush();
       const operation = `${pending.operation} on queue pair 0x${wc.qpNum.toString(16)}`;
       pending.reject(new WorkCompletionError(operation, wc, wcStatusName(wc.status), wcStatusStr(wc.status)));
     }
