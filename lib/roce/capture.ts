@@ -1,0 +1,136 @@
+/** Capture files, pcap and pcapng, read and written as streams: memory does not grow with the file. */
+
+import { createReadStream, createWriteStream } from 'node:fs';
+import { pipeline } from 'node:stream/promises';
+import { readOptions, valueError } from '../args.ts';
+import { ByteQueue } from './byte-queue.ts';
+import { type CapturedPacket, CaptureRecord } from './capture-record.ts';
+import { PacketError } from './errors.ts';
+import { PcapEncoder, PcapReader } from './pcap.ts';
+import { PcapngEncoder, PcapngReader } from './pcapng.ts';
+
+/** Bytes read or written at a time. */
+const CHUNK = 1 << 18;
+
+/** Takes records from the bytes of a capture file, which are pushed as they come. {@link readCapture} drives one. */
+export class CaptureParser {
+  readonly #queue = new ByteQueue();
+  readonly #record = new CaptureRecord();
+  #reader: PcapReader | PcapngReader | undefined;
+
+  /**
+   * Adds bytes. They must not change until {@link CaptureParser.next} has given undefined.
+   *
+   * @param chunk - the next bytes of the file, however many
+   */
+  push(chunk: Uint8Array): void {
+    this.#queue.push(chunk);
+  }
+
+  /**
+   * Takes the next record.
+   *
+   * @returns always the same object, filled anew; undefined when more bytes must be pushed first
+   * @throws {@link PacketError} `ERR_ROCE_MALFORMED`, or `ERR_ROCE_NOT_ROCE` when this is no capture file
+   */
+  next(): CaptureRecord | undefined {
+    if (this.#reader === undefined) {
+      if (this.#queue.length < 4) return undefined;
+      this.#reader = PcapReader.detect(this.#queue) ?? PcapngReader.detect(this.#queue);
+      if (this.#reader === undefined) throw new PacketError('ERR_ROCE_NOT_ROCE', 0, 'neither pcap nor pcapng');
+    }
+    return this.#reader.next(this.#record) ? this.#record : undefined;
+  }
+
+  /**
+   * Says that the file has ended.
+   *
+   * @throws {@link PacketError} `ERR_ROCE_TRUNCATED` when it has ended within a record
+   */
+  end(): void {
+    if (this.#queue.isDrained && this.#reader !== undefined) return;
+    throw new PacketError('ERR_ROCE_TRUNCATED', this.#queue.offset, 'the file ends within what starts');
+  }
+}
+
+/**
+ * Reads a capture file, pcap or pcapng, of any size in constant memory.
+ *
+ * @param source - a path, or the bytes of a file: a Readable, or any iterable of chunks
+ * @returns its records, one after the other in the same object: copy what is to be kept
+ * @throws {@link PacketError} for a damaged file, after the records before the damage
+ * @example
+ * const view = new PacketView();
+ * for await (const record of readCapture('capture.pcap')) {
+ *   if (record.load(view)) console.log(view.info.name, view.psn);
+ * }
+ */
+export async function* readCapture(
+  source: string | URL | AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
+): AsyncGenerator<CaptureRecord, void, undefined> {
+  const isPath = typeof source === 'string' || source instanceof URL;
+  const parser = new CaptureParser();
+  for await (const chunk of isPath ? createReadStream(source, { highWaterMark: CHUNK }) : source) {
+    parser.push(chunk);
+    for (;;) {
+      const record = parser.next();
+      if (record === undefined) break;
+      yield record;
+    }
+  }
+  parser.end();
+}
+
+/** How to write a capture file. */
+export interface CaptureOptions {
+  /** `'pcap'`, the classic format, with nanoseconds and one link type, or `'pcapng'`. Default `'pcap'`. */
+  format?: 'pcap' | 'pcapng';
+}
+
+/**
+ * Encodes a capture file as a stream, for `pipeline` from `node:stream/promises`.
+ *
+ * @param packets - what to write, in order
+ * @param options - the format
+ * @returns the bytes of the file in chunks
+ */
+export async function* encodeCapture(
+  packets: AsyncIterable<CapturedPacket> | Iterable<CapturedPacket>,
+  options: CaptureOptions = {},
+): AsyncGenerator<Buffer, void, undefined> {
+  const { format = 'pcap' } = readOptions(options, 'options', ['format']);
+  if (format !== 'pcap' && format !== 'pcapng') throw valueError(`format must be 'pcap' or 'pcapng', not ${format}`);
+  const encoder = format === 'pcap' ? new PcapEncoder() : new PcapngEncoder();
+  let parts: Buffer[] = [];
+  let size = 0;
+  let isEmpty = true;
+  for await (const packet of packets) {
+    isEmpty = false;
+    for (const part of encoder.encode(packet)) {
+      parts.push(part);
+      size += part.length;
+    }
+    if (size >= CHUNK) {
+      yield Buffer.concat(parts);
+      parts = [];
+      size = 0;
+    }
+  }
+  if (isEmpty) parts.push(encoder.start());
+  if (parts.length > 0) yield Buffer.concat(parts);
+}
+
+/**
+ * Writes a capture file that Wireshark opens.
+ *
+ * @param path - the file, which is replaced
+ * @param packets - what to write, in order; records of {@link readCapture} will do
+ * @param options - the format
+ */
+export async function writeCapture(
+  path: string | URL,
+  packets: AsyncIterable<CapturedPacket> | Iterable<CapturedPacket>,
+  options: CaptureOptions = {},
+): Promise<void> {
+  await pipeline(encodeCapture(packets, options), createWriteStream(path));
+}
