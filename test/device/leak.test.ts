@@ -17,8 +17,10 @@ import {
 expectNoLeaks();
 
 const CYCLES = isRxe ? 200 : isSanitized ? 1000 : 10_000;
-// What the heap of V8 wanders by; a leak of a hundred bytes a cycle would be more than 1 MiB of 10,000 cycles.
+// What the allocators wander by.
 const SLACK = 8 << 20;
+// After a collection: a hundred bytes for each of 10,000 cycles would be as much.
+const HEAP_SLACK = 1 << 20;
 
 const openFds = (): number => readdirSync('/proc/self/fd').length;
 
@@ -26,7 +28,7 @@ const openFds = (): number => readdirSync('/proc/self/fd').length;
 async function expectFlat(cycles: number, cycle: (i: number) => void | Promise<void>): Promise<void> {
   for (let i = 0; i < cycles / 10; i++) await cycle(i);
   await collect();
-  const [rss, fds] = [process.memoryUsage.rss(), openFds()];
+  const [{ rss, heapUsed }, fds] = [process.memoryUsage(), openFds()];
   for (let i = 0; i < cycles; i++) {
     await cycle(i);
     // Finalizers run on the event loop.
@@ -35,7 +37,9 @@ async function expectFlat(cycles: number, cycle: (i: number) => void | Promise<v
   await collect();
   await collect();
   expect(openFds()).toBe(fds);
-  if (!isSanitized) expect(process.memoryUsage.rss() - rss, 'growth of the resident memory').toBeLessThan(SLACK);
+  const after = process.memoryUsage();
+  expect(after.heapUsed - heapUsed, 'growth of the heap of JavaScript').toBeLessThan(HEAP_SLACK);
+  if (!isSanitized) expect(after.rss - rss, 'growth of the resident memory').toBeLessThan(SLACK);
 }
 
 describe(`${CYCLES} times`, { timeout: 240_000 }, () => {

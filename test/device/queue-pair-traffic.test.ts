@@ -119,6 +119,10 @@ describe('SEND_WITH_IMM', () => {
     expect(received).toMatchObject({ status: SUCCESS, opcode: WcOpcode.RECV, byteLen: 4, immData });
     expect(received.wcFlags & WcFlags.WITH_IMM).toBe(WcFlags.WITH_IMM);
     expect(await completion(a.cq)).toMatchObject({ opcode: WcOpcode.SEND, status: SUCCESS });
+    // On the wire it is in network order: the same 32 bits, as they stand in struct ibv_wc.
+    const raw = Buffer.alloc(4);
+    raw.writeUInt32LE(received.invalidatedRkey);
+    expect(raw.readUInt32BE()).toBe(immData);
     expect(b.mr.buffer.toString('latin1', 0, 4)).toBe('data');
   });
 });
