@@ -18,12 +18,16 @@ const all = stages.flatMap((stage) =>
     .filter((end) => end !== 'nothing' || !waits.includes(stage))
     .map((end) => [stage, end] as const),
 );
-// Starting Node takes seconds in an emulated VM: there each stage is ended in one way, and each way is used.
-const chosen = isRxe
-  ? stages.map((stage, i) => [stage, waits.includes(stage) ? 'signal' : (Object.keys(ends)[i % 4] as End)] as const)
-  : all;
+// Starting Node takes seconds in an emulated VM: there are the stages that have what the others have, each with an end.
+const few = [
+  ['mr-pending', 'throw'],
+  ['waiting', 'signal'],
+  ['connected', 'nothing'],
+  ['in-flight', 'exit'],
+] as const;
+const chosen: readonly (readonly [stage: string, end: End])[] = isRxe ? few : all;
 
-describe.each(stages)('a process at the stage "%s"', (stage) => {
+describe.each([...new Set(chosen.map(([stage]) => stage))])('a process at the stage "%s"', (stage) => {
   it('ends as it was told to, at once and without a crash', async () => {
     const mine = chosen.filter(([name]) => name === stage);
     expect(mine.length).toBeGreaterThan(0);

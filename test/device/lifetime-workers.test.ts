@@ -45,7 +45,8 @@ async function expectHealthy(): Promise<void> {
 }
 
 describe('a worker thread', () => {
-  it.each(['opened', 'waiting', 'mr-pending', 'in-flight', 'polling'])(
+  // A worker takes seconds to start in an emulated VM, and the last three stages have what the first two have.
+  it.each(['opened', 'waiting', 'mr-pending', 'in-flight', 'polling'].slice(isRxe ? 2 : 0))(
     'that is terminated at the stage "%s" leaves nothing behind',
     async (stage) => {
       const before = openFds();
@@ -60,7 +61,7 @@ describe('a worker thread', () => {
   it('works beside others and the main thread, each with its own objects', async () => {
     const before = openFds();
     const rounds = isRxe ? 20 : 200;
-    const workers = Array.from({ length: 4 }, (_, i) => start('work', { rounds, seed: 1000 * i }));
+    const workers = Array.from({ length: isRxe ? 2 : 4 }, (_, i) => start('work', { rounds, seed: 1000 * i }));
     const results = workers.map((worker, i) => message(worker, `worker ${i}`));
     const exits = workers.map((worker) => new Promise((resolve) => worker.once('exit', resolve)));
     using pair = await Pair.connect();

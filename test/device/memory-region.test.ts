@@ -102,7 +102,7 @@ describe('pd.alloc and pd.allocSync', () => {
     using domain = new Domain();
     // In all long enough to take many turns of the loop, and small enough for the memory of the VM. In pieces, since
     // pinning one may hold a lock of the kernel that the main thread needs now and then.
-    const length = isRxe ? 16 << 20 : 64 << 20;
+    const length = isRxe ? 4 << 20 : 64 << 20;
     let turns = 0;
     let going = true;
     const turn = () => {
