@@ -111,7 +111,7 @@ const cases: Case[] = [
   ['RemoteRegion.slice', (value) => pair.remote.slice(0, value), 'length', [2 ** 32, ...number]],
   ['new RemoteRegion', (value) => new RemoteRegion(value), 'token', [undefined, ...notObjects]],
   ['createQp', (value) => spare.pd.createQp(value), 'attr', [undefined, ...notObjects, {}]],
-  ['createQp', (value) => spare.pd.createQp({ sendCq: value }), 'attr.sendCq', [undefined, ...notInstances, spare?.qp]],
+  ['createQp', (value) => spare.pd.createQp({ sendCq: value }), 'attr.sendCq', [undefined, ...notInstances]],
   ['createQp', (value) => spare.pd.createQp({ sendCq: spare.cq, recvCq: value }), 'attr.recvCq', notInstances],
   ['createQp', (value) => spare.pd.createQp({ sendCq: spare.cq, qpType: value }), 'attr.qpType', [0, 99, ...number]],
   [
