@@ -67,7 +67,7 @@ async function runInside(options) {
       cwd: root,
       // The guest writes into a pipe, and cannot see where it ends.
       env: { ...process.env, ...(process.stdout.isTTY && { FORCE_COLOR: '1' }) },
-      timeoutMs: 300_000,
+      timeoutMs: 600_000,
       signal: abort.signal,
       onProgress: (text) => say(`demo: ${text}`),
     });

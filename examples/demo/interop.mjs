@@ -6,7 +6,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
-const DEADLINE_MS = 60_000;
+const DEADLINE_MS = 120_000;
 const execute = promisify(execFile);
 const theirs = ['ibv_rc_pingpong'];
 const ours = [process.execPath, fileURLToPath(new URL('../pingpong.mjs', import.meta.url))];
