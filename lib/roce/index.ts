@@ -7,6 +7,22 @@
 export { type CaptureOptions, CaptureParser, encodeCapture, readCapture, writeCapture } from './capture.ts';
 export { type CapturedPacket, CaptureRecord } from './capture-record.ts';
 export { PacketError, type PacketErrorCode } from './errors.ts';
+export { type FlowOptions, FlowTracker } from './flow.ts';
+export type {
+  CnpEvent,
+  EcnMarkEvent,
+  EvictedEvent,
+  FlowEvent,
+  FlowEventBase,
+  GapEvent,
+  GoBackNEvent,
+  MessageEvent,
+  NakEvent,
+  RetransmissionEvent,
+  RnrNakEvent,
+} from './flow-events.ts';
+export type { Durations, Timeline } from './flow-measures.ts';
+export type { Flow } from './flow-state.ts';
 export {
   type Aeth,
   type AtomicAckEth,

@@ -205,7 +205,8 @@ function buildTable(): readonly (OpcodeInfo | undefined)[] {
     if (/^SEND_ONLY(_WITH_IMMEDIATE)?$/.test(name)) all.push(standard(Transport.UD, 'UD', name));
   }
   for (const transport of [Transport.MANUFACTURER_0, Transport.MANUFACTURER_1]) {
-    for (let code = 0; code < 32; code++) all.push(info(transport, code, `MANUFACTURER_${transport | code}`, {}));
+    for (let code = 0; code < 32; code++)
+      all.push(info(transport, code, `MANUFACTURER_${(transport | code).toString(16).toUpperCase()}`, {}));
   }
   const table: (OpcodeInfo | undefined)[] = new Array(256).fill(undefined);
   for (const entry of all) table[entry.opcode] = entry;

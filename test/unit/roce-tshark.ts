@@ -71,11 +71,15 @@ function va({ reth, atomicEth }: Packet): string {
   return value === undefined ? '' : `0x${value.toString(16).padStart(16, '0')}`;
 }
 
+// Which tshark guesses from the payload, often wrongly.
+const guesses = ['rpcordma', 'smb_direct', 'nvme-rdma', 'lnet', 'iser', 'infiniband_sdp', 'fcoib', 'smc'];
+
 /** What tshark sees in a file: names of fields, and one line for each packet. */
 export async function decodedByTshark(file: string): Promise<string[]> {
   const names = Object.keys(fields);
   // Only the fields that say what was on the wire; resolved names, or several values of a field, would not.
-  const args = ['-r', file, '-n', '-T', 'fields', '-E', 'occurrence=f', ...names.flatMap((name) => ['-e', name])];
+  const args = ['-r', file, '-n', '-T', 'fields', '-E', 'occurrence=f', '--disable-protocol', guesses.join(',')];
+  args.push(...names.flatMap((name) => ['-e', name]));
   const { stdout } = await promisify(execFile)('tshark', args, { maxBuffer: 1 << 28 });
   return [names.join('\t'), ...stdout.split('\n').slice(0, -1)];
 }
