@@ -8,7 +8,13 @@
         ["OS=='linux'", {
           "sources": ["<!@(node -p \"require('./native/sources.json').sources.join(' ')\")"],
           "include_dirs": ["native", "<!(node -p \"require('node-addon-api').include_dir\")"],
-          "defines": ["NAPI_VERSION=8", "NODE_ADDON_API_CPP_EXCEPTIONS"],
+          # The last one: in a worker that is being terminated an exception cannot be thrown, and that must not end the
+          # process.
+          "defines": [
+            "NAPI_VERSION=8",
+            "NODE_ADDON_API_CPP_EXCEPTIONS",
+            "NODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS"
+          ],
           "cflags!": ["-fno-exceptions"],
           "cflags_cc!": ["-fno-exceptions", "-fno-rtti"],
           "cflags_cc": ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"],

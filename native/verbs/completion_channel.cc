@@ -42,18 +42,31 @@ class ChannelEvents final : public Owner {
       handle->CountEvent();
       if (std::find(ids.begin(), ids.end(), handle->id()) == ids.end()) ids.push_back(handle->id());
     }
-    if (ids.empty()) return;
-    Napi::Env env = env_;
-    Napi::HandleScope scope(env);
-    Napi::Array list = Napi::Array::New(env, ids.size());
-    for (size_t i = 0; i < ids.size(); i++) list.Set(static_cast<uint32_t>(i), Napi::Number::New(env, ids[i]));
-    napi_value argument = list;
-    napi_value result = nullptr;
-    const napi_status status = napi_make_callback(env, nullptr, env.Global(), callback_.Value(), 1, &argument, &result);
+    if (!ids.empty()) Tell(env_, callback_, ids);
+  }
+
+  // Called from libuv, so nothing may be thrown. In a thread that is being terminated every call into JavaScript fails,
+  // the making of an exception too, and nobody listens any more: hence the plain functions.
+  static void Tell(napi_env env, napi_ref callback, const std::vector<uint32_t>& ids) {
+    napi_handle_scope scope = nullptr;
+    if (napi_open_handle_scope(env, &scope) != napi_ok) return;
+    napi_value function = nullptr;
+    napi_value global = nullptr;
+    napi_value list = nullptr;
+    bool is_ready = napi_get_reference_value(env, callback, &function) == napi_ok && function != nullptr &&
+                    napi_get_global(env, &global) == napi_ok &&
+                    napi_create_array_with_length(env, ids.size(), &list) == napi_ok;
+    for (size_t i = 0; is_ready && i < ids.size(); i++) {
+      napi_value id = nullptr;
+      is_ready = napi_create_uint32(env, ids[i], &id) == napi_ok &&
+                 napi_set_element(env, list, static_cast<uint32_t>(i), id) == napi_ok;
+    }
     napi_value exception = nullptr;
-    if (status == napi_pending_exception && napi_get_and_clear_last_exception(env, &exception) == napi_ok) {
+    if (is_ready && napi_make_callback(env, nullptr, global, function, 1, &list, nullptr) == napi_pending_exception &&
+        napi_get_and_clear_last_exception(env, &exception) == napi_ok) {
       napi_fatal_exception(env, exception);
     }
+    napi_close_handle_scope(env, scope);
   }
 
   Napi::Env env_;

@@ -58,6 +58,19 @@ describe('a worker thread', () => {
     },
   );
 
+  it.each(['events', 'registering', 'creating'])('may be terminated at any moment of "%s"', async (stage) => {
+    const before = openFds();
+    // Where it is when the termination comes is another place each time.
+    const rounds = Array.from({ length: isRxe ? 2 : 15 }, (_, i) => 5 + i);
+    for (const round of rounds) {
+      const worker = start(stage, { rounds: round });
+      expect(await message(worker, stage)).toBe(stage);
+      expect(await within(worker.terminate(), 'the termination')).toBe(1);
+    }
+    await until(() => openFds() <= before, 'the descriptors go back');
+    await expectHealthy();
+  });
+
   it('works beside others and the main thread, each with its own objects', async () => {
     const before = openFds();
     const rounds = isRxe ? 20 : 200;

@@ -58,6 +58,45 @@ const stages = {
       while (a.cq.poll() === 0);
     }
   },
+  // Events arrive all the time, so one may be there when the thread can no longer run JavaScript.
+  events: async () => {
+    const [a, b] = await connected();
+    const remote = new RemoteRegion(b.mr.remote()).slice(0, 64);
+    for (let i = 0; ; i++) {
+      if (i === workerData.rounds) parentPort.postMessage('events');
+      a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 64), remote });
+      await a.cq.wait();
+    }
+  },
+  registering: async () => {
+    const { pd } = open(deviceA);
+    for (let i = 0; ; i++) {
+      if (i === workerData.rounds) parentPort.postMessage('registering');
+      const [first, second] = await Promise.all([
+        pd.alloc(4096),
+        pd.regMr(Buffer.alloc(64)),
+        pd.alloc(0).catch(() => {}),
+      ]);
+      first.close();
+      second.close();
+    }
+  },
+  creating: async () => {
+    const { context, pd } = open(deviceA);
+    for (let i = 0; ; i++) {
+      if (i === workerData.rounds) parentPort.postMessage('creating');
+      const cq = context.createCq(8);
+      pd.createQp({ sendCq: cq }).close();
+      cq.close();
+      pd.allocSync(64).close();
+      context.queryDevice();
+      context.queryGidTable();
+      try {
+        context.queryPort(9);
+      } catch {}
+      if (i % 16 === 0) await new Promise((resolve) => setImmediate(resolve));
+    }
+  },
   work: async () => {
     const [a, b] = await connected();
     const remote = new RemoteRegion(b.mr.remote());
