@@ -1,0 +1,168 @@
+// Latency and bandwidth between two RDMA devices of this machine, ours beside perftest's and pyverbs': each side is a
+// process, and all do the same.
+
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
+import { createInterface } from 'node:readline';
+import { setTimeout } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { openDevice } from 'node-rdma';
+
+/** The tests, with the program of perftest for each. */
+const tests = [
+  { test: 'writeLat', program: 'ib_write_lat', unit: 'us' },
+  { test: 'sendLat', program: 'ib_send_lat', unit: 'us' },
+  { test: 'readLat', program: 'ib_read_lat', unit: 'us' },
+  { test: 'writeBw', program: 'ib_write_bw', unit: 'MiB/s' },
+];
+
+// Under emulation on a busy machine Node alone may take half a minute to start.
+const DEADLINE_MS = 300_000;
+
+/**
+ * @typedef {object} Row
+ * @property {string} test
+ * @property {number} bytes
+ * @property {string} unit
+ * @property {number} ours median of the rounds' medians
+ * @property {number} [perftest]
+ * @property {number} [pyverbs]
+ * @property {{ ours: number, perftest?: number, pyverbs?: number }} best of all
+ */
+
+/**
+ * Latency of half a round trip (readLat: of the whole), or bandwidth. All sides spin, and so does whoever else is measured
+ * here: where processors are few, the kernel's own work waits for them, and the medians are that wait; the best is the path.
+ *
+ * @param {object} options
+ * @param {string} options.device the client's
+ * @param {string} options.peerDevice the server's
+ * @param {number} [options.iterations] of each test in one run
+ * @param {number} [options.latencyBytes]
+ * @param {number} [options.bandwidthBytes]
+ * @param {number} [options.rounds] runs in turns
+ * @param {boolean} [options.perftest] whether to run perftest
+ * @param {boolean} [options.pyverbs] whether to run pyverbs, which only has writeLat
+ * @param {(text: string) => void} [options.onProgress]
+ * @returns {Promise<Row[]>}
+ */
+export async function measure(options) {
+  const { device, peerDevice, iterations = 300, latencyBytes = 8, bandwidthBytes = 65536, rounds = 3 } = options;
+  const { perftest = true, pyverbs = true, onProgress = () => {} } = options;
+  const sizes = { latencyBytes, bandwidthBytes, iterations };
+  const server = { role: 'server', device: peerDevice, gidIndex: gidIndexOf(peerDevice), ...sizes };
+  const client = { role: 'client', device, gidIndex: gidIndexOf(device), ...sizes };
+
+  // In turns, so that what the machine does meanwhile hits all.
+  const runs = { ours: [], perftest: [], pyverbs: [] };
+  for (let round = 1; round <= rounds; round++) {
+    onProgress(`round ${round} of ${rounds}: ours`);
+    runs.ours.push(await runPair([process.execPath, file('side.mjs')], server, client));
+    if (perftest) {
+      onProgress(`round ${round} of ${rounds}: perftest`);
+      const results = {};
+      for (const { test, program } of tests) results[test] = await runPerftest(program, server, client);
+      runs.perftest.push(results);
+    }
+    if (pyverbs) {
+      onProgress(`round ${round} of ${rounds}: pyverbs`);
+      // The distribution's own Python, which the package of pyverbs belongs to.
+      runs.pyverbs.push(await runPair(['/usr/bin/python3', file('pyverbs_side.py')], server, client));
+    }
+  }
+
+  return tests.map(({ test, unit }) => {
+    const row = { test, bytes: unit === 'us' ? latencyBytes : bandwidthBytes, unit, best: {} };
+    const bestOf = unit === 'us' ? Math.min : Math.max;
+    for (const [who, results] of Object.entries(runs)) {
+      const figures = results.map((result) => result[test]).filter((figure) => figure !== undefined);
+      if (figures.length === 0) continue;
+      row[who] = figures.map(({ typical }) => typical).sort((x, y) => x - y)[figures.length >> 1];
+      row.best[who] = bestOf(...figures.map(({ best }) => best));
+    }
+    return row;
+  });
+}
+
+/** Both sides have to agree on the version of the GID, and all on the one that we would choose. */
+function gidIndexOf(device) {
+  const context = openDevice(device);
+  try {
+    return context.selectGid().gidIndex;
+  } finally {
+    context.close();
+  }
+}
+
+/** Runs a program as both sides: the server prints its port, the client the results. */
+async function runPair(command, server, client) {
+  const serving = start([...command, JSON.stringify(server)]);
+  try {
+    const { value: port } = await Promise.race([serving.lines.next(), serving.failed]);
+    const { output } = start([...command, JSON.stringify({ ...client, port: Number(port) })]);
+    const text = await Promise.race([output, serving.failed]);
+    await serving.output;
+    return JSON.parse(text);
+  } finally {
+    serving.child.kill();
+  }
+}
+
+async function runPerftest(program, server, client) {
+  const isLatency = program.endsWith('_lat');
+  const bytes = isLatency ? client.latencyBytes : client.bandwidthBytes;
+  // -F: the processor's speed may change, which is not our concern. A port of its own: the last one may still be busy.
+  const args = (side) => ['-F', '-d', side.device, '-x', side.gidIndex, '-s', bytes, '-n', side.iterations, '-p', port];
+  const port = nextPort++;
+  const serving = start([program, ...args(server).map(String)]);
+  try {
+    await Promise.race([listening(port), serving.failed]);
+    const { output } = start([program, ...args(client).map(String), '127.0.0.1']);
+    const text = await Promise.race([output, serving.failed]);
+    await serving.output;
+    // Bytes, iterations, then min, max, typical, or peak, average.
+    const row = text.split('\n').find((line) => new RegExp(`^ *${bytes} +${client.iterations} `).test(line));
+    if (row === undefined) throw new Error(`${program} prints no result:\n${text}`);
+    const columns = row.trim().split(/\s+/).map(Number);
+    return isLatency ? { best: columns[2], typical: columns[4] } : { best: columns[2], typical: columns[3] };
+  } finally {
+    serving.child.kill();
+  }
+}
+
+let nextPort = 18515;
+
+/** Until somebody listens on the port. Connecting to find out would be taken for the client. */
+async function listening(port) {
+  const entry = new RegExp(`:${port.toString(16).toUpperCase().padStart(4, '0')} [0-9A-F]+:0000 0A `);
+  while (!['/proc/net/tcp', '/proc/net/tcp6'].some((table) => entry.test(readFileSync(table, 'latin1')))) {
+    await setTimeout(50);
+  }
+}
+
+function file(name) {
+  return fileURLToPath(new URL(name, import.meta.url));
+}
+
+/** Starts a process. `output` is all that it prints; it and `failed` reject when the process fails. */
+function start([program, ...args]) {
+  const child = spawn(program, args, { stdio: ['ignore', 'pipe', 'pipe'], timeout: DEADLINE_MS });
+  let printed = '';
+  let complaints = '';
+  child.stdout.on('data', (chunk) => {
+    printed += chunk;
+  });
+  child.stderr.on('data', (chunk) => {
+    complaints += chunk;
+  });
+  const output = (async () => {
+    const [code, signal] = await once(child, 'close');
+    if (code === 0) return printed;
+    throw new Error(`${[program, ...args].join(' ')} ended with ${signal ?? code}:\n${printed}${complaints}`);
+  })();
+  output.catch(() => {});
+  const failed = output.then(() => new Promise(() => {}));
+  failed.catch(() => {});
+  return { child, output, failed, lines: createInterface({ input: child.stdout })[Symbol.asyncIterator]() };
+}

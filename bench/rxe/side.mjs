@@ -1,0 +1,179 @@
+// One side of our measurement, a process: node side.mjs '{"role": "server" | "client", ...}'. The server prints its TCP
+// port, the client the results, as JSON. Each test does what the program of perftest of that name does.
+
+import { AccessFlags, connectTcp, listenTcp, openDevice, RemoteRegion, WcStatus, WrOpcode } from 'node-rdma';
+
+const LIST = 16;
+const DEPTH = 128;
+const WARM_UP = 1024;
+
+const { role, device, gidIndex, port, latencyBytes, bandwidthBytes, iterations } = JSON.parse(process.argv[2]);
+const isClient = role === 'client';
+const pd = openDevice(device).allocPd();
+const size = Math.max(latencyBytes, bandwidthBytes);
+const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ } = AccessFlags;
+const mr = await pd.alloc(3 * size, { access: LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ });
+const privateData = JSON.stringify(mr.remote());
+
+const options = { pd, gidIndex, privateData };
+// The second connection keeps the two sides in step, so that the first is the tests' alone.
+let endpoint;
+let control;
+if (isClient) {
+  endpoint = await connectTcp({ ...options, host: '127.0.0.1', port });
+  control = await connectTcp({ ...options, host: '127.0.0.1', port });
+} else {
+  const listener = await listenTcp({ ...options, host: '127.0.0.1', port: 0 });
+  console.log(listener.port);
+  endpoint = await listener.accept();
+  control = await listener.accept();
+  await listener.close();
+}
+const { qp } = endpoint;
+const cq = qp.sendCq;
+const remote = new RemoteRegion(JSON.parse(endpoint.privateData.toString()));
+
+// Sent from the first part, received in the second; the third is for what keeps the sides in step.
+const outgoing = (bytes) => mr.slice(0, bytes);
+const incoming = (bytes) => mr.slice(size, bytes);
+async function inStep() {
+  await Promise.all([control.recv(mr.slice(2 * size, 1)), control.send(mr.slice(2 * size + 1, 1))]);
+}
+
+/** Polls until `count` completions were there. */
+function drain(count) {
+  while (count > 0) {
+    const found = cq.poll(count);
+    for (let i = 0; i < found; i++) {
+      if (cq.at(i).status !== WcStatus.SUCCESS) throw new Error(`a completion has status ${cq.at(i).status}`);
+    }
+    count -= found;
+  }
+}
+
+function summary(times) {
+  times.sort();
+  return { best: times[0], typical: times[times.length >> 1] };
+}
+
+/** The client's turn begins; half a round trip, in microseconds. */
+function pingPong(send, receive) {
+  const times = new Float64Array(iterations);
+  for (let i = 0; i < iterations; i++) {
+    const start = performance.now();
+    if (isClient) send(i);
+    receive(i);
+    if (!isClient) send(i);
+    times[i] = ((performance.now() - start) * 1000) / 2;
+  }
+  return summary(times);
+}
+
+function writeLat() {
+  const bytes = latencyBytes;
+  const list = qp.prepareSend({
+    opcode: WrOpcode.RDMA_WRITE,
+    sgList: outgoing(bytes),
+    remote: remote.slice(size, bytes),
+  });
+  // The last byte arrives last.
+  const out = outgoing(bytes).buffer;
+  const arrived = incoming(bytes).buffer;
+  return pingPong(
+    (i) => {
+      out[bytes - 1] = i + 1;
+      list.post();
+      drain(1);
+    },
+    (i) => {
+      while (Atomics.load(arrived, bytes - 1) !== ((i + 1) & 0xff));
+    },
+  );
+}
+
+function sendLat() {
+  const send = qp.prepareSend({ opcode: WrOpcode.SEND, sgList: outgoing(latencyBytes) });
+  const recv = qp.prepareRecv({ sgList: incoming(latencyBytes) });
+  // One receive is always waiting, so a message never finds none.
+  recv.post();
+  let received = 0;
+  let sent = 0;
+  const poll = () => {
+    const found = cq.poll();
+    for (let i = 0; i < found; i++) {
+      const { status, wrId } = cq.at(i);
+      if (status !== WcStatus.SUCCESS) throw new Error(`a completion has status ${status}`);
+      if (wrId === 1) sent++;
+      else received++;
+    }
+  };
+  send.setWrId(0, 1);
+  return pingPong(
+    (i) => {
+      send.post();
+      while (sent <= i) poll();
+    },
+    (i) => {
+      while (received <= i) poll();
+      recv.post();
+    },
+  );
+}
+
+function readLat() {
+  if (!isClient) return undefined;
+  const bytes = latencyBytes;
+  const list = qp.prepareSend({
+    opcode: WrOpcode.RDMA_READ,
+    sgList: incoming(bytes),
+    remote: remote.slice(0, bytes),
+  });
+  const times = new Float64Array(iterations);
+  for (let i = 0; i < iterations; i++) {
+    const start = performance.now();
+    list.post();
+    drain(1);
+    times[i] = (performance.now() - start) * 1000;
+  }
+  return summary(times);
+}
+
+/** In units of 2^20 bytes a second. */
+function writeBw() {
+  if (!isClient) return undefined;
+  const rate = stream(bandwidthBytes, iterations);
+  return { best: rate, typical: rate };
+}
+
+function stream(bytes, count) {
+  const wr = { opcode: WrOpcode.RDMA_WRITE, sgList: outgoing(bytes), remote: remote.slice(size, bytes) };
+  const list = qp.prepareSend(Array.from({ length: LIST }, (_, i) => (i === LIST - 1 ? wr : { ...wr, sendFlags: 0 })));
+  const lists = Math.ceil(count / LIST);
+  const start = performance.now();
+  let inFlight = 0;
+  for (let i = 0; i < lists; i++) {
+    if (inFlight === DEPTH / LIST) {
+      drain(1);
+      inFlight--;
+    }
+    list.post();
+    inFlight++;
+  }
+  drain(inFlight);
+  return (lists * LIST * bytes) / 2 ** 20 / ((performance.now() - start) / 1000);
+}
+
+// So that what is measured is compiled code, as it is in a program that has run for a while.
+await inStep();
+if (isClient) stream(latencyBytes, WARM_UP);
+await inStep();
+if (!isClient) stream(latencyBytes, WARM_UP);
+
+const results = {};
+for (const [name, test] of Object.entries({ writeLat, sendLat, readLat, writeBw })) {
+  await inStep();
+  results[name] = test();
+}
+await inStep();
+if (isClient) console.log(JSON.stringify(results));
+await Promise.all([endpoint.close(), control.close()]);
