@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { openDevice, RemoteRegion, SendFlags, WcStatus, WrOpcode } from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
+import { runChild } from './children.ts';
 import {
   ALL_ACCESS,
   collect,
@@ -263,5 +264,12 @@ describe('a forgotten object', () => {
     expect(binding().census().leaked - before.leaked).toBe(isRxe ? 400 : 8000);
     if (!isSanitized) expect(process.memoryUsage.rss() - rss).toBeLessThan(8 << 20);
     context.close();
+  });
+
+  it.each(isRxe ? ['1'] : [undefined, '1'])('is named on stderr when NODE_RDMA_TRACE_LEAKS is %s', async (value) => {
+    const { code, stderr } = await runChild('forget', [], { env: { NODE_RDMA_TRACE_LEAKS: value } });
+    expect(code).toBe(0);
+    if (value === undefined) expect(stderr).toBe('');
+    else expect(stderr).toMatch(/^[^\n]*MemoryRegion[^\n]*\n$/);
   });
 });
