@@ -79,6 +79,7 @@ export async function decodedByTshark(file: string): Promise<string[]> {
   const names = Object.keys(fields);
   // Only the fields that say what was on the wire; resolved names, or several values of a field, would not.
   const args = ['-r', file, '-n', '-T', 'fields', '-E', 'occurrence=f', '--disable-protocol', guesses.join(',')];
+  for (const heuristic of ['mellanox_eoib', 'eth_over_ib']) args.push('--disable-heuristic', heuristic);
   args.push(...names.flatMap((name) => ['-e', name]));
   const { stdout } = await promisify(execFile)('tshark', args, { maxBuffer: 1 << 28 });
   return [names.join('\t'), ...stdout.split('\n').slice(0, -1)];

@@ -1,12 +1,14 @@
 #!/bin/sh
-# Runs in the VM: captures what foreign tools put on the wire between rxe0 (on v0) and rxe1 (on v1). $OUT gets the files
-# small.pcap, large.pcap, lossy.pcapng and any.pcap, and what the tools said.
-cd "$OUT" || exit 1
+# Runs in the VM: captures what foreign tools, and we, put on the wire between rxe0 (on v0) and rxe1 (on v1). $OUT gets
+# small.pcap, large.pcap, lossy.pcapng, own.pcap and any.pcap; what the tools said goes to standard error if they fail.
+# $NODE runs our own traffic, from the package in $ROOT. The fixtures roce-small.pcap and roce-lossy.pcapng come from here,
+# the latter with fewer messages and more losses.
+cd "$(mktemp -d)" || exit 1
 
 # Starts tcpdump and sets $sniffers. Only what leaves an interface: a veth hands a packet over with the stamp of another
-# clock. The ring has a slot of the whole snapshot length for each packet, and $OUT is slow: else tcpdump drops packets.
+# clock. The ring has a slot of the whole snapshot length for each packet: else tcpdump drops packets.
 sniff() { # sniff FILE INTERFACE
-  tcpdump -Z root --immediate-mode -U -s 2048 -B 16384 -Q out -i "$2" -w "/tmp/$1" udp port 4791 2>"$1.tcpdump" &
+  tcpdump -Z root --immediate-mode -U -s 2048 -B 16384 -Q out -i "$2" -w "$1" udp port 4791 2>"$1.tcpdump" &
   sniffers="$sniffers $!"
   until grep -q listening "$1.tcpdump"; do sleep 0.05; done
 }
@@ -14,8 +16,8 @@ sniff() { # sniff FILE INTERFACE
 # Ends them. The kernel has queued the last packets by now, but tcpdump reads them late.
 settle() { # settle FILE...
   written=none
-  until [ "$written" = "$(cd /tmp && stat -c %s "$@")" ]; do
-    written=$(cd /tmp && stat -c %s "$@")
+  until [ "$written" = "$(stat -c %s "$@")" ]; do
+    written=$(stat -c %s "$@")
     sleep 0.2
   done
   kill -INT $sniffers
@@ -29,10 +31,10 @@ capture() { # capture FILE FORMAT COMMAND: what COMMAND puts on the wire, in the
   sniff "$file.v1" v1
   $3
   settle "$file.v0" "$file.v1"
-  mergecap -F "$2" -w "$file" "/tmp/$file.v0" "/tmp/$file.v1" 2>&1
+  mergecap -F "$2" -w "$OUT/$file" "$file.v0" "$file.v1" 2>/dev/null || exit 1
 }
 
-pair() { # pair LOG SERVER-OPTIONS... -- TOOL OPTIONS...: the tool as a server on rxe1 and as a client on rxe0
+pair() { # pair LOG TOOL OPTIONS...: the tool as a server on rxe1 and as a client on rxe0
   log=$1
   shift
   timeout 60 "$@" -d rxe1 >"$log.server" 2>&1 &
@@ -42,7 +44,7 @@ pair() { # pair LOG SERVER-OPTIONS... -- TOOL OPTIONS...: the tool as a server o
     kill -0 $server 2>/dev/null || break
     sleep 0.1
   done
-  wait $server
+  wait $server || cat "$log.client" "$log.server" >&2
 }
 
 ping_over_cm() {
@@ -66,30 +68,36 @@ small() {
 }
 
 large() {
-  pair write-large ib_write_bw -x 1 -s 16384 -n 100
-  pair read-large ib_read_bw -x 1 -s 16384 -n 50
+  pair write-large ib_write_bw -x 1 -s 16384 -n 60
+  pair read-large ib_read_bw -x 1 -s 16384 -n 30
   pair send-large ib_send_bw -x 1 -s 8192 -n 100 -r 5
-  pair uc-large ib_write_bw -c UC -x 1 -s 4096 -n 100
-  pair ud-large ib_send_bw -c UD -x 1 -s 1000 -n 100
+  pair uc-large ib_write_bw -c UC -x 1 -s 4096 -n 60
+  pair ud-large ib_send_bw -c UD -x 1 -s 1000 -n 60
 }
 
 lossy() {
   tc qdisc add dev v0 root netem loss 1% ecn
   tc qdisc add dev v1 root netem loss 1%
-  pair write-lossy ib_write_bw -x 1 -s 16384 -n 100
-  pair read-lossy ib_read_bw -x 1 -s 16384 -n 50
+  pair write-lossy ib_write_bw -x 1 -s 16384 -n 60
+  pair read-lossy ib_read_bw -x 1 -s 16384 -n 30
   # ECT(0), so that netem marks where it would drop.
-  pair marked ib_write_bw -x 1 -s 16384 -n 100 --tclass=106
+  pair marked ib_write_bw -x 1 -s 16384 -n 60 --tclass=106
   tc qdisc del dev v0 root
   tc qdisc del dev v1 root
+}
+
+own() {
+  pair own "$NODE" "$ROOT/examples/pingpong.mjs" -e -c -n 50 -s 8190 -r 2
 }
 
 capture small.pcap pcap small
 capture large.pcap pcap large
 capture lossy.pcapng pcapng lossy
+capture own.pcap pcap own
 # The Linux cooked header.
 sniff any.pcap any
 pair any ibv_rc_pingpong -g 1 -s 3001 -n 5
 settle any.pcap
-cp /tmp/any.pcap .
-grep -h . ./*.tcpdump
+cp any.pcap "$OUT"
+# The test reads how many packets tcpdump has seen and dropped.
+cat ./*.tcpdump >"$OUT/tcpdump"
