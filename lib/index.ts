@@ -31,15 +31,24 @@ export {
 } from './errors.ts';
 export * from './native/constants.gen.ts';
 export type { QpCap } from './native/native.ts';
+export {
+  AddressHandle,
+  type AhAttr,
+  type Datagram,
+  type GlobalRoute,
+  GRH_BYTES,
+  type Grh,
+  readDatagram,
+} from './verbs/address-handle.ts';
+export type { AsyncEvent } from './verbs/async-event.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';
 export { CompletionQueue, type WorkCompletion } from './verbs/completion-queue.ts';
 export { Context, type Device, type DeviceAttr, getDeviceList, openDevice, type PortAttr } from './verbs/context.ts';
 export { chooseGid, formatGid, type GidEntry, parseGid } from './verbs/gid.ts';
 export { MemoryRegion, MemorySlice } from './verbs/memory-region.ts';
+export { MemoryWindow } from './verbs/memory-window.ts';
 export { type AllocOptions, ProtectionDomain, type RegMrOptions } from './verbs/protection-domain.ts';
 export {
-  type AhAttr,
-  type GlobalRoute,
   type QpAttr,
   type QpAttrs,
   type QpInitAttr,
@@ -49,4 +58,5 @@ export { RecvList, type RecvWr } from './verbs/recv-list.ts';
 export { RemoteRegion, type RemoteRegionToken, RemoteSlice } from './verbs/remote-region.ts';
 export { Resource } from './verbs/resource.ts';
 export { SendList, type SendWr } from './verbs/send-list.ts';
+export { SharedReceiveQueue, type SrqAttr, type SrqInitAttr } from './verbs/shared-receive-queue.ts';
 export { eventTypeStr, nodeTypeStr, portStateStr, wcStatusName, wcStatusStr } from './verbs/text.ts';

@@ -33,6 +33,10 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   ExportCompletionChannel(exports);
   ExportCompletionQueue(exports);
   ExportQueuePair(exports);
+  ExportAddressHandle(exports);
+  ExportAsyncEvent(exports);
+  ExportSharedReceiveQueue(exports);
+  ExportMemoryWindow(exports);
   ExportDatapath(exports);
   ExportConstants(exports);
   return exports;

@@ -572,6 +572,16 @@ export const MwType = Object.freeze({
 /** One of {@link MwType}. */
 export type MwType = (typeof MwType)[keyof typeof MwType];
 
+/** Which attributes a change of a shared receive queue is about. (`ibv_srq_attr_mask`) */
+export const SrqAttrMask = Object.freeze({
+  /** `IBV_SRQ_MAX_WR`: The size. */
+  MAX_WR: 1,
+  /** `IBV_SRQ_LIMIT`: The limit below which there is an event. */
+  LIMIT: 2,
+} as const);
+/** A set of {@link SrqAttrMask}, joined with |. */
+export type SrqAttrMask = number;
+
 /** Events of the connection manager. (`rdma_cm_event_type`) */
 export const CmEventType = Object.freeze({
   /** `RDMA_CM_EVENT_ADDR_RESOLVED`: The address is resolved and the id bound to a device. */

@@ -11,6 +11,10 @@ export type ChannelHandle = Handle<'CompletionChannel'>;
 export type ChannelEventsHandle = Handle<'ChannelEvents'>;
 export type CqHandle = Handle<'CompletionQueue'>;
 export type QpHandle = Handle<'QueuePair'>;
+export type AhHandle = Handle<'AddressHandle'>;
+export type SrqHandle = Handle<'SharedReceiveQueue'>;
+export type AsyncEventsHandle = Handle<'AsyncEvents'>;
+export type MwHandle = Handle<'MemoryWindow'>;
 
 export interface NativeDevice {
   name: string;
@@ -74,6 +78,11 @@ export interface Binding {
   constants: Record<string, number>;
   layout: typeof Layout;
 
+  createAsyncEvents(context: ContextHandle, callback: (numbers: number[]) => void): AsyncEventsHandle;
+  startAsyncEvents(events: AsyncEventsHandle): void;
+  stopAsyncEvents(events: AsyncEventsHandle): void;
+  destroyAsyncEvents(events: AsyncEventsHandle): void;
+
   getDeviceList(): NativeDevice[];
   openDevice(name: string): { handle: ContextHandle; numCompVectors: number };
   closeDevice(context: ContextHandle): void;
@@ -125,6 +134,7 @@ export interface Binding {
     pd: PdHandle,
     sendCq: CqHandle,
     recvCq: CqHandle,
+    srq: SrqHandle | null,
     qpType: number,
     sqSigAll: boolean,
     cap: QpCap,
@@ -133,14 +143,51 @@ export interface Binding {
   modifyQpSync(qp: QpHandle, attr: object, mask: number): void;
   queryQp(qp: QpHandle, mask: number): Record<string, unknown>;
   destroyQp(qp: QpHandle): void;
+  attachMcast(qp: QpHandle, gid: Uint8Array, lid: number): void;
+  detachMcast(qp: QpHandle, gid: Uint8Array, lid: number): void;
+
+  createAh(pd: PdHandle, attr: { ahAttr: object }): { handle: AhHandle; number: number };
+  createAhFromWc(
+    pd: PdHandle,
+    context: ContextHandle,
+    portNum: number,
+    wc: object,
+    grh: Uint8Array | null,
+  ): { handle: AhHandle; number: number; attr: object };
+  destroyAh(ah: AhHandle): void;
+
+  createSrq(
+    pd: PdHandle,
+    maxWr: number,
+    maxSge: number,
+    id: number,
+  ): { handle: SrqHandle; maxWr: number; maxSge: number };
+  modifySrq(srq: SrqHandle, mask: number, maxWr: number, srqLimit: number): void;
+  querySrq(srq: SrqHandle): { maxWr: number; maxSge: number; srqLimit: number };
+  destroySrq(srq: SrqHandle): void;
+
+  allocMw(pd: PdHandle, type: number): { handle: MwHandle; rkey: number };
+  bindMw(
+    qp: QpHandle,
+    mw: MwHandle,
+    mr: MrHandle,
+    offset: number,
+    length: number,
+    access: number,
+    sendFlags: number,
+    queueId: number,
+    wrId: number,
+  ): number;
+  deallocMw(mw: MwHandle): void;
 
   /** The words of the doorbell. */
   doorbell: ArrayBuffer;
   /** Posts or polls the list that the doorbell's words say, and leaves the results there. */
   ring(): void;
-  createWorkQueue(capacity: number): { memory: ArrayBuffer; id: number };
+  createWorkQueue(capacity: number, inOrder: boolean): { memory: ArrayBuffer; id: number };
   destroyWorkQueue(id: number): void;
-  createSendList(qp: QpHandle, capacity: number, maxSge: number, queueId: number): SharedList;
+  createSendList(qp: QpHandle, capacity: number, maxSge: number, queueId: number, isDatagram: boolean): SharedList;
+  createSrqRecvList(srq: SrqHandle, capacity: number, maxSge: number, queueId: number): SharedList;
   createRecvList(qp: QpHandle, capacity: number, maxSge: number, queueId: number): SharedList;
   createWcRing(cq: CqHandle, capacity: number): SharedList;
 }

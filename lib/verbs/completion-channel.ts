@@ -16,7 +16,6 @@ export class CompletionChannel extends Resource {
   readonly handle: ChannelHandle;
   readonly #events: ChannelEventsHandle;
   readonly #queues = new Map<number, WeakRef<CompletionQueue>>();
-  #nextId = 1;
   #waiting = 0;
 
   /** @internal */
@@ -29,12 +28,6 @@ export class CompletionChannel extends Resource {
     this.#events = binding().createChannelEvents(this.handle, (ids) => {
       for (const id of ids) queues.get(id)?.deref()?.onEvent();
     });
-  }
-
-  /** An id for a queue that is about to be made. @internal */
-  nextId(): number {
-    this.#nextId = (this.#nextId % 0xffff_ffff) + 1;
-    return this.#nextId;
   }
 
   /** @internal */

@@ -185,7 +185,7 @@ export class CompletionQueue extends Resource {
     channel: CompletionChannel | null,
     compVector: number,
   ) {
-    const id = channel ? channel.nextId() : 0;
+    const id = nextId();
     const native = binding().createCq(contextHandle, cqe, channel ? channel.handle : null, compVector, id);
     super(channel ? [context, channel] : [context]);
     this.context = context;
@@ -198,7 +198,8 @@ export class CompletionQueue extends Resource {
     this.#list = ring.list;
     const wrIds = new Float64Array(ring.memory, this.#capacity * Layout.wc.size, this.#capacity);
     this.#cursor = new Cursor(ring.memory, wrIds);
-    channel?.attach(this.#id, this);
+    channel?.attach(id, this);
+    context.events.enter('cq', id, this);
   }
 
   /**
@@ -363,8 +364,17 @@ export class CompletionQueue extends Resource {
   protected destroy(): void {
     binding().destroyCq(this.handle);
     this.channel?.detach(this.#id);
+    this.context.events.leave('cq', this.#id);
     for (const waiter of this.#waiters) waiter.reject(new RdmaClosedError(this.describe()));
   }
+}
+
+let lastId = 0;
+
+// What events name the queues of this thread by.
+function nextId(): number {
+  lastId = (lastId % 0xffff_ffff) + 1;
+  return lastId;
 }
 
 // Promise.withResolvers, which Node 20 lacks.

@@ -1,10 +1,11 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { constants } from 'node:os';
-import { instance, integer, readOptions, string, valueError } from '../args.ts';
+import { abortSignal, instance, integer, readOptions, string, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding, verbs } from '../native/binding.ts';
 import { GidType, type Mtu, PortState } from '../native/constants.gen.ts';
 import type { ContextHandle, NativeGidEntry } from '../native/native.ts';
+import { type AsyncEvent, AsyncEvents } from './async-event.ts';
 import { CompletionChannel } from './completion-channel.ts';
 import { CompletionQueue } from './completion-queue.ts';
 import { chooseGid, formatGid, type GidEntry } from './gid.ts';
@@ -228,6 +229,8 @@ export class Context extends Resource {
   readonly numCompVectors: number;
   /** @internal */
   readonly handle: ContextHandle;
+  /** @internal */
+  readonly events: AsyncEvents;
   #channel: CompletionChannel | undefined;
 
   /** @internal */
@@ -236,6 +239,7 @@ export class Context extends Resource {
     super([]);
     this.name = name;
     this.handle = native.handle;
+    this.events = new AsyncEvents(native.handle);
     this.numCompVectors = native.numCompVectors;
   }
 
@@ -355,6 +359,45 @@ export class Context extends Resource {
   }
 
   /**
+   * Waits for the next asynchronous event of the device: a failed queue pair, a port that went down. Events that come
+   * while nobody waits are kept for who asks. A wait keeps the process alive.
+   *
+   * @param options - `signal`: ends the wait
+   * @throws RdmaClosedError when the context is closed meanwhile; the signal's reason when it is aborted
+   * @see ibv_get_async_event(3)
+   */
+  async getAsyncEvent(options: { signal?: AbortSignal } = {}): Promise<AsyncEvent> {
+    const signal = abortSignal(readOptions(options, 'options', ['signal']).signal, 'options.signal');
+    for (;;) {
+      signal?.throwIfAborted();
+      this.requireOpen();
+      const event = this.events.take();
+      if (event) return event;
+      await new Promise<void>((resolve) => {
+        const wake = () => {
+          this.events.removeWaiter(wake);
+          signal?.removeEventListener('abort', wake);
+          resolve();
+        };
+        this.events.addWaiter(wake);
+        signal?.addEventListener('abort', wake, { once: true });
+      });
+    }
+  }
+
+  /** The asynchronous events, one by one, until the context is closed. */
+  async *asyncEvents(): AsyncGenerator<AsyncEvent, void, void> {
+    this.requireOpen();
+    while (!this.closed) {
+      try {
+        yield await this.getAsyncEvent();
+      } catch (error) {
+        if (!this.closed) throw error;
+      }
+    }
+  }
+
+  /**
    * Allocates a protection domain.
    *
    * @throws RdmaError ENOMEM when the device has no more
@@ -435,6 +478,7 @@ export class Context extends Resource {
   protected readonly destroyVerb = 'ibv_close_device';
 
   protected destroy(): void {
+    this.events.close();
     binding().closeDevice(this.handle);
   }
 

@@ -32,7 +32,8 @@ export class MemoryRegion extends Resource {
   /** The domain it belongs to. */
   readonly pd: ProtectionDomain;
 
-  readonly #handle: MrHandle;
+  /** @internal */
+  readonly handle: MrHandle;
   // Ours to take away at close; the caller's memory is left alone.
   readonly #owned: ArrayBuffer | undefined;
 
@@ -46,7 +47,7 @@ export class MemoryRegion extends Resource {
     this.lkey = native.lkey;
     this.rkey = native.rkey;
     this.access = access;
-    this.#handle = native.handle;
+    this.handle = native.handle;
     this.#owned = owned;
   }
 
@@ -87,7 +88,7 @@ export class MemoryRegion extends Resource {
   }
 
   protected destroy(): void {
-    binding().deregMr(this.#handle);
+    binding().deregMr(this.handle);
     this.pd.closings++;
     if (this.#owned) binding().detach(this.#owned);
   }

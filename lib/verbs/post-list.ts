@@ -11,9 +11,10 @@ import {
   QUEUE_TAIL,
   type SharedList,
 } from '../native/native.ts';
-import type { MemoryRegion, MemorySlice } from './memory-region.ts';
+import type { MemorySlice } from './memory-region.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
-import type { Held, WorkQueue } from './work-queue.ts';
+import type { Resource } from './resource.ts';
+import type { Held, InFlight } from './work-queue.ts';
 
 /** What a post list must know of its queue pair. @internal */
 export interface Posting {
@@ -45,7 +46,7 @@ export abstract class PostList {
   /** @internal */
   protected readonly words: Int32Array;
   readonly #qp: Posting;
-  readonly #queue: WorkQueue;
+  readonly #queue: InFlight;
   readonly #list: number;
   readonly #bell = doorbell();
   readonly #ring = binding().ring;
@@ -65,7 +66,7 @@ export abstract class PostList {
   /** @internal */
   constructor(
     qp: Posting,
-    queue: WorkQueue,
+    queue: InFlight,
     shared: SharedList,
     length: number,
     maxSge: number,
@@ -111,6 +112,13 @@ export abstract class PostList {
     const slices = sgList as readonly MemorySlice[];
     for (let i = 0; i < slices.length; i++) (slices[i] as MemorySlice).encode(this.words, at + i * SGE_WORDS);
     this.#held[index] = slices.length > 1 ? slices.map((slice) => slice.region) : (slices[0]?.region ?? null);
+  }
+
+  /** Holds one thing more for a request than its memory. @internal */
+  protected alsoHold(index: number, resource: Resource): void {
+    const held = this.#held[index] as Held;
+    if (held === null) this.#held[index] = resource;
+    else this.#held[index] = Array.isArray(held) ? [...held, resource] : [held as Resource, resource];
   }
 
   /**
@@ -161,9 +169,9 @@ export abstract class PostList {
       taken = bell[BELL_INDEX] as number;
       if (asList && count > 1) {
         this.#isShared = true;
-        if (taken > 0) queue.hold(start, taken, null, this.#held);
+        if (taken > 0) queue.hold(start, taken, this.#held, true, this.words, this.#wrSize);
       } else {
-        for (let i = 0; i < taken; i++) queue.hold((start + i) | 0, 1, this.#held[i] as Held, null);
+        queue.hold(start, taken, this.#held, false, this.words, this.#wrSize);
       }
       if (errno === 0 && taken === count) return;
     }
@@ -180,5 +188,5 @@ export abstract class PostList {
 function requireOpen(held: Held): void {
   if (held === null) return;
   if (Array.isArray(held)) for (const region of held) region.requireOpen();
-  else (held as MemoryRegion).requireOpen();
+  else (held as Resource).requireOpen();
 }

@@ -1,15 +1,19 @@
 import { constants } from 'node:buffer';
 import { markAsUntransferable } from 'node:worker_threads';
-import { boolean, integer, readOptions, uint32 } from '../args.ts';
+import { boolean, integer, oneOf, readOptions, uint32 } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
-import { AccessFlags } from '../native/constants.gen.ts';
+import { AccessFlags, MwType } from '../native/constants.gen.ts';
 import type { NativeMr, PdHandle } from '../native/native.ts';
+import { AddressHandle, type AhAttr } from './address-handle.ts';
+import type { WorkCompletion } from './completion-queue.ts';
 import type { Context } from './context.ts';
 import { explainRegistration, MemoryRegion, memoryOf } from './memory-region.ts';
+import { MemoryWindow } from './memory-window.ts';
 import { type QpInitAttr, QueuePair } from './queue-pair.ts';
 import { Resource } from './resource.ts';
-import type { WorkQueue } from './work-queue.ts';
+import { SharedReceiveQueue, type SrqInitAttr } from './shared-receive-queue.ts';
+import type { InFlight } from './work-queue.ts';
 
 /** How memory is registered. */
 export interface RegMrOptions {
@@ -37,7 +41,7 @@ export class ProtectionDomain extends Resource {
   /** @internal */
   readonly handle: PdHandle;
   /** The queues whose requests use its regions. @internal */
-  readonly queues = new Set<WorkQueue>();
+  readonly queues = new Set<InFlight>();
   /** How many of its regions were closed: post lists look for closed ones only when it has changed. @internal */
   closings = 0;
 
@@ -123,6 +127,51 @@ export class ProtectionDomain extends Resource {
     return new QueuePair(this, attr);
   }
 
+  /**
+   * Creates a shared receive queue.
+   *
+   * @throws RdmaError EOPNOTSUPP or EINVAL where the device has none, or none that large
+   */
+  createSrq(attr: SrqInitAttr = {}): SharedReceiveQueue {
+    this.requireOpen();
+    return new SharedReceiveQueue(this, attr);
+  }
+
+  /**
+   * Creates an address handle: where a datagram goes.
+   *
+   * @throws RdmaError EINVAL for an address that the device refuses, such as one without `grh` on Ethernet
+   */
+  createAh(attr: AhAttr): AddressHandle {
+    this.requireOpen();
+    return AddressHandle.create(this, attr);
+  }
+
+  /**
+   * Creates an address handle for the answer to a datagram.
+   *
+   * @param wc - its completion
+   * @param grh - the first 40 bytes of the memory that it was received in; needed where `wc.wcFlags` has `GRH`
+   * @param portNum - the port it came in by. Default 1
+   * @see ibv_create_ah_from_wc(3)
+   */
+  createAhFromWc(wc: WorkCompletion, grh?: Uint8Array, portNum = 1): AddressHandle {
+    this.requireOpen();
+    return AddressHandle.fromWc(this, wc, grh, portNum);
+  }
+
+  /**
+   * Allocates a memory window.
+   *
+   * @param type - `MwType.MW_TYPE_1` or `MW_TYPE_2`
+   * @throws RdmaError EOPNOTSUPP where the device has none
+   * @see ibv_alloc_mw(3)
+   */
+  allocMw(type: MwType): MemoryWindow {
+    this.requireOpen();
+    return new MemoryWindow(this, oneOf(type, 'type', MwType, 'MwType'));
+  }
+
   #allocArgs(length: number, options: AllocOptions): { access: number; hugePages: boolean } {
     this.requireOpen();
     const { access = AccessFlags.LOCAL_WRITE, hugePages = false } = readOptions(options, 'options', [
@@ -151,8 +200,8 @@ export class ProtectionDomain extends Resource {
     return { buffer, view, access };
   }
 
-  /** Work requests in flight that use a region. @internal */
-  inFlight(region: MemoryRegion): number {
+  /** Work requests in flight that use an object of this domain. @internal */
+  inFlight(region: Resource): number {
     let count = 0;
     for (const queue of this.queues) count += queue.uses(region);
     return count;

@@ -1,17 +1,21 @@
 import { constants } from 'node:os';
 import { boolean, instance, integer, oneOf, rangeError, readOptions, typeError, uint32, valueError } from '../args.ts';
-import { RdmaError } from '../errors.ts';
+import { PostError, RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
-import { LinkLayer, MigState, Mtu, QpAttrMask, QpState, QpType } from '../native/constants.gen.ts';
-import type { QpCap, QpHandle } from '../native/native.ts';
+import { LinkLayer, MigState, Mtu, QpAttrMask, QpState, QpType, SendFlags } from '../native/constants.gen.ts';
+import { type QpCap, type QpHandle, QUEUE_TAIL } from '../native/native.ts';
+import { type AhAttr, ahAttr, type GlobalRoute, GRH_BYTES } from './address-handle.ts';
 import { CompletionQueue } from './completion-queue.ts';
 import { formatGid, parseGid } from './gid.ts';
+import { MemorySlice } from './memory-region.ts';
+import { MemoryWindow } from './memory-window.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import { explainTransition } from './qp-transitions.ts';
 import { RecvList, type RecvWr } from './recv-list.ts';
 import { Resource } from './resource.ts';
 import { SendList, type SendWr } from './send-list.ts';
-import { WorkQueue } from './work-queue.ts';
+import { SharedReceiveQueue } from './shared-receive-queue.ts';
+import { type InFlight, WorkQueue } from './work-queue.ts';
 
 /** What a queue pair is made with: `struct ibv_qp_init_attr`. */
 export interface QpInitAttr {
@@ -19,8 +23,10 @@ export interface QpInitAttr {
   sendCq: CompletionQueue;
   /** Where receives complete. Default: `sendCq`. */
   recvCq?: CompletionQueue;
-  /** Transport service. Default: `QpType.RC`, the only one so far. */
+  /** Transport service: `QpType.RC` (the default), `UC` or `UD`. */
   qpType?: QpType;
+  /** Where receives are taken from, in place of a receive queue of its own. */
+  srq?: SharedReceiveQueue;
   /** Whether every send request has a completion, whatever its flags. Default false. */
   sqSigAll?: boolean;
   /**
@@ -28,36 +34,6 @@ export interface QpInitAttr {
    * more, is in `qp.cap`.
    */
   cap?: Partial<QpCap>;
-}
-
-/** Global routing header of an address: `struct ibv_global_route`. Always there on RoCE. */
-export interface GlobalRoute {
-  /** The destination's GID, in the notation of IPv6. */
-  dgid: string;
-  /** Index of the source GID in the port's own table. */
-  sgidIndex: number;
-  /** IPv6 flow label of 20 bits. Default 0. */
-  flowLabel?: number;
-  /** Routers that a packet may pass. Default 64. */
-  hopLimit?: number;
-  /** DSCP and ECN bits: the type of service. Default 0. */
-  trafficClass?: number;
-}
-
-/** An address: `struct ibv_ah_attr`. */
-export interface AhAttr {
-  /** Global routing header. Without one the address is local to an InfiniBand subnet. */
-  grh?: GlobalRoute;
-  /** Local identifier of the destination (InfiniBand). Default 0. */
-  dlid?: number;
-  /** Service level, 0 to 15. Default 0. */
-  sl?: number;
-  /** Path bits of the source. Default 0. */
-  srcPathBits?: number;
-  /** Maximum static rate, as `enum ibv_rate`; 0 is the port's own. Default 0. */
-  staticRate?: number;
-  /** The port to send from, from 1. Default 1. */
-  portNum?: number;
 }
 
 /** Attributes of a queue pair: `struct ibv_qp_attr`. The mask of the C function follows from the keys that are there. */
@@ -170,33 +146,6 @@ const attributes: Record<Exclude<keyof QpAttr, 'ahAttr' | 'altAhAttr' | 'cap'>, 
 const attributeNames = [...Object.keys(attributes), 'ahAttr', 'altAhAttr', 'cap'];
 const CAP_NAMES = ['maxSendWr', 'maxRecvWr', 'maxSendSge', 'maxRecvSge', 'maxInlineData'] as const;
 
-/** A complete address for the addon, defaults filled in. */
-function ahAttr(value: AhAttr, name: string): object {
-  const known = ['grh', 'dlid', 'sl', 'srcPathBits', 'staticRate', 'portNum'];
-  const { grh, dlid = 0, sl = 0, srcPathBits = 0, staticRate = 0, portNum = 1 } = readOptions(value, name, known);
-  return {
-    isGlobal: grh !== undefined,
-    grh: grh === undefined ? undefined : globalRoute(grh, `${name}.grh`),
-    dlid: integer(dlid, `${name}.dlid`, 0, 0xffff),
-    sl: integer(sl, `${name}.sl`, 0, 15),
-    srcPathBits: integer(srcPathBits, `${name}.srcPathBits`, 0, 127),
-    staticRate: integer(staticRate, `${name}.staticRate`, 0, 255),
-    portNum: integer(portNum, `${name}.portNum`, 1, 255),
-  };
-}
-
-function globalRoute(value: GlobalRoute, name: string): object {
-  const known = ['dgid', 'sgidIndex', 'flowLabel', 'hopLimit', 'trafficClass'];
-  const { dgid, sgidIndex, flowLabel = 0, hopLimit = 64, trafficClass = 0 } = readOptions(value, name, known);
-  return {
-    dgid: parseGid(dgid as string),
-    sgidIndex: integer(sgidIndex, `${name}.sgidIndex`, 0, 255),
-    flowLabel: integer(flowLabel, `${name}.flowLabel`, 0, 0xf_ffff),
-    hopLimit: integer(hopLimit, `${name}.hopLimit`, 0, 255),
-    trafficClass: integer(trafficClass, `${name}.trafficClass`, 0, 255),
-  };
-}
-
 function qpCap(value: Partial<QpCap> | undefined, name: string, defaults: QpCap): QpCap {
   const cap = { ...defaults, ...readOptions(value, name, CAP_NAMES) };
   for (const key of CAP_NAMES) integer(cap[key], `${name}.${key}`, 0, 0x7fff_ffff);
@@ -234,6 +183,8 @@ export class QueuePair extends Resource {
   readonly sendCq: CompletionQueue;
   /** Where receives complete. */
   readonly recvCq: CompletionQueue;
+  /** Where receives are taken from, or null: from its own receive queue. */
+  readonly srq: SharedReceiveQueue | null;
 
   readonly #handle: QpHandle;
   readonly #sendQueue: WorkQueue;
@@ -245,11 +196,12 @@ export class QueuePair extends Resource {
 
   /** @internal */
   constructor(pd: ProtectionDomain, attr: QpInitAttr) {
-    const known = ['sendCq', 'recvCq', 'qpType', 'sqSigAll', 'cap'];
+    const known = ['sendCq', 'recvCq', 'qpType', 'srq', 'sqSigAll', 'cap'];
     const {
       sendCq: send,
       recvCq: recv = send,
       qpType = QpType.RC,
+      srq,
       sqSigAll = false,
       cap,
     } = readOptions(attr, 'attr', known);
@@ -259,32 +211,43 @@ export class QueuePair extends Resource {
       cq.requireOpen();
       if (cq.context !== pd.context) throw valueError(`attr.${name} is of another device than the protection domain`);
     }
-    if (oneOf(qpType, 'attr.qpType', QpType, 'QpType') !== QpType.RC) {
-      throw valueError('attr.qpType: only QpType.RC is supported so far');
+    oneOf(qpType, 'attr.qpType', QpType, 'QpType');
+    if (qpType !== QpType.RC && qpType !== QpType.UC && qpType !== QpType.UD) {
+      throw valueError('attr.qpType: only QpType.RC, UC and UD are supported so far');
     }
-    const defaults = { maxSendWr: 128, maxRecvWr: 128, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 0 };
+    if (srq !== undefined) {
+      instance(srq, 'attr.srq', SharedReceiveQueue).requireOpen();
+      if (srq.pd !== pd) throw valueError('attr.srq is of another protection domain');
+    }
+    const own = srq === undefined ? 128 : 0;
+    const defaults = { maxSendWr: 128, maxRecvWr: own, maxSendSge: 1, maxRecvSge: own && 1, maxInlineData: 0 };
     const granted = qpCap(cap, 'attr.cap', defaults);
 
     const native = binding().createQp(
       pd.handle,
       sendCq.handle,
       recvCq.handle,
+      srq ? srq.handle : null,
       qpType,
       boolean(sqSigAll, 'attr.sqSigAll'),
       granted,
     );
-    super(sendCq === recvCq ? [pd, sendCq] : [pd, sendCq, recvCq]);
+    super([...new Set<Resource>([pd, sendCq, recvCq]), ...(srq ? [srq] : [])]);
     this.#handle = native.handle;
     this.qpNum = native.qpNum;
     this.qpType = qpType;
-    this.cap = Object.freeze(granted);
     this.pd = pd;
     this.sendCq = sendCq;
     this.recvCq = recvCq;
+    this.srq = srq ?? null;
+    // What a provider writes there for a queue pair that takes from a shared queue is not a capacity.
+    if (srq) Object.assign(granted, { maxRecvWr: 0, maxRecvSge: 0 });
+    this.cap = Object.freeze(granted);
     this.#sendQueue = new WorkQueue(granted.maxSendWr);
     this.#recvQueue = new WorkQueue(granted.maxRecvWr);
     this.#sends = this.#sendList(Math.min(granted.maxSendWr, LIST_CAPACITY));
     this.#recvs = this.#recvList(Math.min(granted.maxRecvWr, LIST_CAPACITY));
+    pd.context.events.enter('qp', this.qpNum, this);
     sendCq.attach(this);
     recvCq.attach(this);
     const queues = [this.#sendQueue, this.#recvQueue];
@@ -403,6 +366,72 @@ export class QueuePair extends Resource {
     return list;
   }
 
+  /**
+   * Binds a memory window to a part of a region: one request on the send queue, which completes as `WcOpcode.BIND_MW`.
+   *
+   * @param mw - the window. Type 1 by a verb of its own, type 2 by a work request
+   * @param request - `local`: what the window gives access to; its region needs `AccessFlags.MW_BIND`, and LOCAL_WRITE for
+   *   remote writes. A slice of 0 bytes unbinds a window of type 1. `access`: what the peer may do: REMOTE_WRITE,
+   *   REMOTE_READ, REMOTE_ATOMIC. `wrId`, `sendFlags`: as in `postSend()`
+   * @returns the window's new key, which is valid once the binding has completed; `mw.remote()` has it too
+   * @throws RdmaError as `postSend()`; EINVAL and EOPNOTSUPP where the device refuses
+   * @see ibv_bind_mw(3), IBV_WR_BIND_MW of ibv_post_send(3)
+   */
+  bindMw(mw: MemoryWindow, request: { local: MemorySlice; access: number; wrId?: number; sendFlags?: number }): number {
+    this.requireOpen();
+    instance(mw, 'mw', MemoryWindow).requireOpen();
+    const known = ['local', 'access', 'wrId', 'sendFlags'];
+    const { local, access, wrId = 0, sendFlags = SendFlags.SIGNALED } = readOptions(request, 'request', known);
+    const slice = instance(local, 'request.local', MemorySlice);
+    slice.region.requireOpen();
+    if (mw.pd !== this.pd || slice.region.pd !== this.pd) {
+      throw valueError('mw, request.local and the queue pair must be of one protection domain');
+    }
+    uint32(access, 'request.access');
+    integer(wrId, 'request.wrId', 0, Number.MAX_SAFE_INTEGER);
+    uint32(sendFlags, 'request.sendFlags');
+    const queue = this.#sendQueue;
+    if (!queue.postable) this.refuse('ibv_bind_mw');
+    if (queue.length === queue.capacity) {
+      throw new PostError('ibv_bind_mw', constants.errno.ENOMEM, 0, `the queue is full: ${queue.length} are in flight`);
+    }
+    const start = queue.words[QUEUE_TAIL] as number;
+    const { offset, length, region } = slice;
+    const flags = sendFlags & ~SendFlags.INLINE;
+    const rkey = binding().bindMw(
+      this.#handle,
+      mw.handle,
+      region.handle,
+      offset,
+      length,
+      access as number,
+      flags,
+      queue.id,
+      wrId,
+    );
+    queue.hold(start, 1, [[region, mw]], false);
+    mw.bound(rkey, region.addr + BigInt(offset), length);
+    return rkey;
+  }
+
+  /**
+   * Joins a multicast group, for a UD queue pair: its datagrams are received from then on.
+   *
+   * @param mgid - the group's GID
+   * @param mlid - the group's local identifier; 0 on Ethernet
+   * @see ibv_attach_mcast(3)
+   */
+  attachMcast(mgid: string, mlid = 0): void {
+    this.requireOpen();
+    binding().attachMcast(this.#handle, parseGid(mgid), integer(mlid, 'mlid', 0, 0xffff));
+  }
+
+  /** Leaves a multicast group. A queue pair that is still in one cannot be closed. @see ibv_detach_mcast(3) */
+  detachMcast(mgid: string, mlid = 0): void {
+    this.requireOpen();
+    binding().detachMcast(this.#handle, parseGid(mgid), integer(mlid, 'mlid', 0, 0xffff));
+  }
+
   #preparable<T>(wrs: T | readonly T[], max: number, name: string): readonly T[] {
     this.requireOpen();
     const list = Array.isArray(wrs) ? (wrs as readonly T[]) : [wrs as T];
@@ -413,6 +442,8 @@ export class QueuePair extends Resource {
   }
 
   #hasNone(name: string): never {
+    if (this.srq && name === 'maxRecvWr')
+      throw valueError('This queue pair takes its receives from srq: post them there');
     throw rangeError(`This queue pair was made with ${name} 0`);
   }
 
@@ -424,13 +455,27 @@ export class QueuePair extends Resource {
   }
 
   #sendList(length: number): SendList {
-    const shared = binding().createSendList(this.#handle, length, this.cap.maxSendSge, this.#sendQueue.id);
-    return new SendList(this, this.#sendQueue, shared, length, this.cap);
+    const shared = binding().createSendList(
+      this.#handle,
+      length,
+      this.cap.maxSendSge,
+      this.#sendQueue.id,
+      this.qpType === QpType.UD,
+    );
+    return new SendList(this, this.#sendQueue, shared, length, this.cap, this.qpType);
   }
 
   #recvList(length: number): RecvList {
     const shared = binding().createRecvList(this.#handle, length, this.cap.maxRecvSge, this.#recvQueue.id);
-    return new RecvList(this, this.#recvQueue, shared, length, this.cap);
+    return new RecvList(
+      this,
+      this.#recvQueue,
+      shared,
+      length,
+      this.cap.maxRecvSge,
+      'ibv_post_recv',
+      this.qpType === QpType.UD ? GRH_BYTES : 0,
+    );
   }
 
   #attributes(attr: QpAttr): { native: object; mask: number } {
@@ -514,13 +559,14 @@ export class QueuePair extends Resource {
     binding().destroyQp(this.#handle);
     collected.unregister(this.#leave);
     this.#leave();
+    this.pd.context.events.leave('qp', this.qpNum);
     this.sendCq.detach(this);
     this.recvCq.detach(this);
   }
 }
 
 // Ends a queue pair's queues. Made out here, where it cannot keep the queue pair.
-function leaver(queues: readonly WorkQueue[], all: Set<WorkQueue>): () => void {
+function leaver(queues: readonly InFlight[], all: Set<InFlight>): () => void {
   return () => {
     for (const queue of queues) {
       queue.close();

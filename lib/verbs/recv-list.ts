@@ -1,9 +1,9 @@
 import { integer, rangeError, readOptions, typeError, valueError } from '../args.ts';
 import { Layout } from '../native/layout.gen.ts';
-import type { QpCap, SharedList } from '../native/native.ts';
+import type { SharedList } from '../native/native.ts';
 import { MemorySlice } from './memory-region.ts';
 import { label, type Name, type Posting, PostList } from './post-list.ts';
-import type { WorkQueue } from './work-queue.ts';
+import type { InFlight } from './work-queue.ts';
 
 /** A receive request: `struct ibv_recv_wr`. */
 export interface RecvWr {
@@ -24,10 +24,24 @@ const NUM_SGE = Layout.recvWr.numSge / 4;
 export class RecvList extends PostList {
   readonly #maxSge: number;
 
-  /** @internal */
-  constructor(qp: Posting, queue: WorkQueue, shared: SharedList, length: number, cap: QpCap) {
-    super(qp, queue, shared, length, cap.maxRecvSge, Layout.recvWr.size, 'ibv_post_recv');
-    this.#maxSge = cap.maxRecvSge;
+  readonly #minBytes: number;
+
+  /**
+   * @param minBytes - what a receive must have room for
+   * @internal
+   */
+  constructor(
+    qp: Posting,
+    queue: InFlight,
+    shared: SharedList,
+    length: number,
+    maxSge: number,
+    verb: string,
+    minBytes: number,
+  ) {
+    super(qp, queue, shared, length, maxSge, Layout.recvWr.size, verb);
+    this.#minBytes = minBytes;
+    this.#maxSge = maxSge;
   }
 
   /**
@@ -58,24 +72,30 @@ export class RecvList extends PostList {
       integer(wrId, label(name, 'wrId'), 0, Number.MAX_SAFE_INTEGER);
     }
     let elements = 0;
+    let bytes = 0;
     if (sgList instanceof MemorySlice) {
       elements = 1;
-      this.#checkSlice(sgList, name);
+      bytes = this.#checkSlice(sgList, name);
     } else if (Array.isArray(sgList)) {
       elements = sgList.length;
-      for (const slice of sgList) this.#checkSlice(slice, name);
+      for (const slice of sgList) bytes += this.#checkSlice(slice, name);
     } else if (sgList !== undefined) {
       throw typeError(label(name, 'sgList'), 'a MemorySlice (mr.slice()) or an array of them', sgList);
     }
     if (elements > this.#maxSge) {
       throw rangeError(`${label(name, 'sgList')} has ${elements} element(s), more than maxRecvSge (${this.#maxSge})`);
     }
+    if (bytes < this.#minBytes) {
+      throw rangeError(
+        `${label(name, 'sgList')} has ${bytes} bytes, but a datagram comes behind a header of ${this.#minBytes} bytes`,
+      );
+    }
     this.storeWrId(index, wrId ?? 0);
     this.encodeSgList(index, sgList ?? []);
     this.words[this.at(index) + NUM_SGE] = elements;
   }
 
-  #checkSlice(slice: unknown, name: Name): void {
+  #checkSlice(slice: unknown, name: Name): number {
     if (!(slice instanceof MemorySlice)) {
       throw typeError(label(name, 'sgList'), 'of MemorySlices (mr.slice())', slice);
     }
@@ -83,6 +103,7 @@ export class RecvList extends PostList {
     if (slice.region.pd !== this.pd) {
       throw valueError(`${label(name, 'sgList')} is of another protection domain than the queue pair`);
     }
+    return slice.length;
   }
 
   /** Posts `wrs` through this list, as many at a time as it has room for. @internal */

@@ -1,12 +1,13 @@
 import { integer, oneOf, rangeError, readOptions, typeError, uint32, uint64, valueError } from '../args.ts';
-import { SendFlags, WrOpcode } from '../native/constants.gen.ts';
+import { QpType, SendFlags, WrOpcode } from '../native/constants.gen.ts';
 import { Layout } from '../native/layout.gen.ts';
 import type { QpCap, SharedList } from '../native/native.ts';
+import { AddressHandle } from './address-handle.ts';
 import { swap32 } from './completion-queue.ts';
 import { MemorySlice } from './memory-region.ts';
 import { label, type Name, type Posting, PostList } from './post-list.ts';
 import { RemoteSlice } from './remote-region.ts';
-import type { WorkQueue } from './work-queue.ts';
+import type { InFlight } from './work-queue.ts';
 
 /** A send request: `struct ibv_send_wr`. */
 export interface SendWr {
@@ -28,6 +29,12 @@ export interface SendWr {
   compareAdd?: bigint;
   /** `ATOMIC_CMP_AND_SWP`: what replaces the 8 bytes when they are equal. Host byte order. */
   swap?: bigint;
+  /** UD: where the datagram goes. */
+  ah?: AddressHandle;
+  /** UD: number of the queue pair there: 24 bits. */
+  remoteQpn?: number;
+  /** UD: its Q_Key. With the highest bit set, the sender's own is sent in its place. */
+  remoteQkey?: number;
 }
 
 const SEND_WR_KEYS = [
@@ -40,6 +47,9 @@ const SEND_WR_KEYS = [
   'remote',
   'compareAdd',
   'swap',
+  'ah',
+  'remoteQpn',
+  'remoteQkey',
 ] as const;
 
 const NUM_SGE = Layout.sendWr.numSge / 4;
@@ -51,6 +61,8 @@ const RKEY = Layout.sendWr.rkey / 4;
 const COMPARE_ADD = Layout.sendWr.compareAdd / 4;
 const SWAP = Layout.sendWr.swap / 4;
 const ATOMIC_RKEY = Layout.sendWr.atomicRkey / 4;
+const REMOTE_QPN = Layout.sendWr.udRemoteQpn / 4;
+const REMOTE_QKEY = Layout.sendWr.udRemoteQkey / 4;
 
 const ALL_FLAGS = SendFlags.FENCE | SendFlags.SIGNALED | SendFlags.SOLICITED | SendFlags.INLINE | SendFlags.IP_CSUM;
 
@@ -73,8 +85,21 @@ const traits = new Map<number, number>([
   [WrOpcode.ATOMIC_FETCH_AND_ADD, NEEDS_REMOTE | ATOMIC],
   [WrOpcode.LOCAL_INV, NEEDS_INVALIDATE | NO_DATA],
 ]);
-// As an array for speed.
-const traitsOf = Array.from({ length: 16 }, (_, opcode) => traits.get(opcode) ?? -1);
+// As an array for speed; and without what the transport does not have: InfiniBand specification, volume 1, table 64.
+const opcodesOf: Partial<Record<number, readonly number[]>> = {
+  [QpType.UC]: [WrOpcode.SEND, WrOpcode.SEND_WITH_IMM, WrOpcode.RDMA_WRITE, WrOpcode.RDMA_WRITE_WITH_IMM],
+  [QpType.UD]: [WrOpcode.SEND, WrOpcode.SEND_WITH_IMM],
+};
+const traitsFor = (opcodes: readonly number[] | undefined) =>
+  Array.from(
+    { length: 16 },
+    (_, opcode) => ((opcodes?.includes(opcode) ?? true) ? traits.get(opcode) : undefined) ?? -1,
+  );
+const traitsByType: Partial<Record<number, readonly number[]>> = {
+  [QpType.RC]: traitsFor(undefined),
+  [QpType.UC]: traitsFor(opcodesOf[QpType.UC]),
+  [QpType.UD]: traitsFor(opcodesOf[QpType.UD]),
+};
 
 /**
  * Send requests that were prepared: made by `qp.prepareSend()`. The fastest way to post again and again: change in place
@@ -84,14 +109,20 @@ const traitsOf = Array.from({ length: 16 }, (_, opcode) => traits.get(opcode) ??
  */
 export class SendList extends PostList {
   readonly #cap: QpCap;
+  readonly #traits: readonly number[];
+  // For datagrams: the number of each request's address handle.
+  readonly #ahs: Uint32Array | null;
   // Bytes of each request at both ends, for the setters that change only one of them.
   readonly #localBytes: Float64Array;
   readonly #remoteBytes: Float64Array;
 
   /** @internal */
-  constructor(qp: Posting, queue: WorkQueue, shared: SharedList, length: number, cap: QpCap) {
+  constructor(qp: Posting, queue: InFlight, shared: SharedList, length: number, cap: QpCap, qpType: number) {
     super(qp, queue, shared, length, cap.maxSendSge, Layout.sendWr.size, 'ibv_post_send');
     this.#cap = cap;
+    this.#traits = traitsByType[qpType] as readonly number[];
+    const bytesBefore = length * (Layout.sendWr.size + cap.maxSendSge * Layout.sge.size + 8);
+    this.#ahs = qpType === QpType.UD ? new Uint32Array(shared.memory, bytesBefore, length) : null;
     this.#localBytes = new Float64Array(length);
     this.#remoteBytes = new Float64Array(length);
   }
@@ -120,7 +151,7 @@ export class SendList extends PostList {
   setLocal(index: number, slice: MemorySlice): void {
     this.#checkIndex(index);
     const at = this.at(index);
-    const trait = traitsOf[this.words[at + OPCODE] as number] as number;
+    const trait = this.#traits[this.words[at + OPCODE] as number] as number;
     const bytes = this.#checkLocal(slice, trait, this.words[at + SEND_FLAGS] as number, 'wr');
     const remoteBytes = this.#remoteBytes[index] as number;
     if ((trait & NEEDS_REMOTE) !== 0 && bytes > remoteBytes) throw tooFewRemoteBytes('slice', remoteBytes, bytes);
@@ -132,7 +163,7 @@ export class SendList extends PostList {
   /** Changes the remote memory of a request: it must have room for the local one. */
   setRemote(index: number, remote: RemoteSlice): void {
     this.#checkIndex(index);
-    const trait = traitsOf[this.words[this.at(index) + OPCODE] as number] as number;
+    const trait = this.#traits[this.words[this.at(index) + OPCODE] as number] as number;
     this.#encodeRemote(index, remote, trait, this.#localBytes[index] as number, 'wr');
   }
 
@@ -140,7 +171,7 @@ export class SendList extends PostList {
   setImmData(index: number, immData: number): void {
     this.#checkIndex(index);
     const at = this.at(index);
-    if (((traitsOf[this.words[at + OPCODE] as number] as number) & NEEDS_IMM) === 0) {
+    if (((this.#traits[this.words[at + OPCODE] as number] as number) & NEEDS_IMM) === 0) {
       throw valueError('The opcode of this request carries no immediate data');
     }
     this.words[at + IMM_DATA] = swap32(uint32(immData, 'immData')) | 0;
@@ -231,10 +262,13 @@ export class SendList extends PostList {
       +(invalidateRkey !== undefined) +
       +(remote !== undefined) +
       +(compareAdd !== undefined) +
-      +(swap !== undefined);
+      +(swap !== undefined) +
+      +(wr.ah !== undefined) +
+      +(wr.remoteQpn !== undefined) +
+      +(wr.remoteQkey !== undefined);
     if (keys !== known) readOptions(wr, label(name), SEND_WR_KEYS);
 
-    const trait = typeof opcode === 'number' ? (traitsOf[opcode] ?? -1) : -1;
+    const trait = typeof opcode === 'number' ? (this.#traits[opcode] ?? -1) : -1;
     if (trait === -1) {
       oneOf(opcode, label(name, 'opcode'), WrOpcode, 'WrOpcode');
       throw valueError(`${label(name, 'opcode')}: ${opcode} is not for ibv_post_send on this queue pair`);
@@ -271,6 +305,13 @@ export class SendList extends PostList {
     if ((trait & NEEDS_REMOTE) !== 0) this.#encodeRemote(index, remote, trait, bytes, name);
     else if (remote !== undefined) throw valueError(`${label(name, 'remote')}: this opcode has no remote memory`);
 
+    const { ah } = wr;
+    if (this.#ahs !== null) {
+      this.#checkAddress(wr, name);
+    } else if (ah !== undefined || wr.remoteQpn !== undefined || wr.remoteQkey !== undefined) {
+      throw valueError(`${label(name)}: ah, remoteQpn and remoteQkey are for UD queue pairs only`);
+    }
+
     const words = this.words;
     const at = this.at(index);
     this.storeWrId(index, wrId ?? 0);
@@ -279,12 +320,27 @@ export class SendList extends PostList {
     words[at + SEND_FLAGS] = sendFlags;
     this.encodeSgList(index, sgList ?? []);
     words[at + NUM_SGE] = sgList === undefined ? 0 : Array.isArray(sgList) ? sgList.length : 1;
+    if (this.#ahs !== null) {
+      this.#ahs[index] = (ah as AddressHandle).number;
+      words[at + REMOTE_QPN] = wr.remoteQpn as number;
+      words[at + REMOTE_QKEY] = (wr.remoteQkey as number) | 0;
+      this.alsoHold(index, ah as AddressHandle);
+    }
     if ((trait & NEEDS_IMM) !== 0) words[at + IMM_DATA] = swap32(immData as number) | 0;
     if ((trait & NEEDS_INVALIDATE) !== 0) words[at + IMM_DATA] = (invalidateRkey as number) | 0;
     if ((trait & ATOMIC) !== 0) {
       encode64(words, at + COMPARE_ADD, compareAdd as bigint);
       encode64(words, at + SWAP, swap ?? 0n);
     }
+  }
+
+  #checkAddress(wr: SendWr, name: Name): void {
+    const { ah, remoteQpn, remoteQkey } = wr;
+    if (!(ah instanceof AddressHandle)) throw typeError(label(name, 'ah'), 'an AddressHandle (pd.createAh())', ah);
+    ah.requireOpen();
+    if (ah.pd !== this.pd) throw valueError(`${label(name, 'ah')} is of another protection domain than the queue pair`);
+    integer(remoteQpn, label(name, 'remoteQpn'), 0, 0xff_ffff);
+    uint32(remoteQkey, label(name, 'remoteQkey'));
   }
 
   /** Posts `wrs` through this list, as many at a time as it has room for. @internal */

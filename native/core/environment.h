@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "datapath/doorbell.h"
+#include "handles/ah_handle.h"
 #include "handles/owner.h"
 
 namespace rdma {
@@ -24,6 +25,9 @@ class Environment {
 
   // Where the data path is entered.
   std::shared_ptr<Doorbell> doorbell;
+  // Address handles, by the number that work requests name them by. Shared with the handles, whose finalizers come in
+  // any order.
+  std::shared_ptr<AhTable> ahs = std::make_shared<AhTable>();
 
   // Live objects, oldest first.
   std::list<Cell*> cells;

@@ -4,7 +4,9 @@
 #include <napi.h>
 #include <uv.h>
 
+#include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace rdma {
 
@@ -30,5 +32,9 @@ class FdPoller {
   napi_async_cleanup_hook_handle cleanup_ = nullptr;
   bool closing_ = false;
 };
+
+// Calls JavaScript from libuv with an array of numbers; nothing is thrown. In a thread that is being terminated every
+// call into JavaScript fails, the making of an exception too, and nobody listens any more.
+void CallFromLoop(napi_env env, napi_ref callback, const std::vector<uint32_t>& numbers);
 
 }  // namespace rdma

@@ -1,6 +1,8 @@
 // Posting and polling: ibv_post_send(3), ibv_post_recv(3), ibv_poll_cq(3).
 #include <infiniband/verbs.h>
 
+#include <type_traits>
+
 #include "core/args.h"
 #include "datapath/doorbell.h"
 #include "verbs/verbs.h"
@@ -15,8 +17,9 @@ constexpr uint32_t kMaxSge = 256;
 
 inline int PostVerb(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) { return ibv_post_send(qp, wr, bad); }
 inline int PostVerb(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); }
+inline int PostVerb(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_srq_recv(srq, wr, bad); }
 
-// (capacity): the queue's words, and its id. It goes with them, or when the queue pair is closed.
+// (capacity, inOrder): the queue's words, and its id. It goes with them, or when the queue pair is closed.
 Napi::Value CreateWorkQueue(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
   const size_t capacity = CountArg(info, 0, "capacity", kMaxCapacity);
@@ -25,8 +28,9 @@ Napi::Value CreateWorkQueue(const Napi::CallbackInfo& info) {
   auto doorbell = Environment::Of(env).doorbell;
   uint32_t id = 0;
   if (!doorbell->queues.Reserve(&id)) throw Napi::RangeError::New(env, "Too many queues in one thread");
-  auto memory = Napi::ArrayBuffer::New(env, kQueueWords * sizeof(int32_t));
-  doorbell->queues.Enter(std::make_shared<WorkQueue>(id, size, static_cast<int32_t*>(memory.Data())));
+  const bool in_order = info[1].ToBoolean();
+  auto memory = Napi::ArrayBuffer::New(env, kQueueWords * sizeof(int32_t) + (in_order ? 0 : size));
+  doorbell->queues.Enter(std::make_shared<WorkQueue>(id, size, in_order, static_cast<int32_t*>(memory.Data())));
   memory.AddFinalizer([doorbell, id](Napi::Env, void*) { doorbell->queues.Leave(id); }, static_cast<void*>(nullptr));
   Napi::Object object = Napi::Object::New(env);
   object.Set("memory", memory);
@@ -40,38 +44,50 @@ Napi::Value DestroyWorkQueue(const Napi::CallbackInfo& info) {
   return info.Env().Undefined();
 }
 
-// A list of work requests of one queue. In shared memory: the requests, their scatter/gather elements, and the caller's
-// wrIds. `next` and `sg_list` are linked here once; TypeScript writes the rest.
-template <class Wr>
+// A list of work requests of one queue. In shared memory: the requests, their scatter/gather elements, the caller's
+// wrIds, and the numbers of the address handles of datagrams. `next` and `sg_list` are linked here once; TypeScript
+// writes the rest.
+template <class Target, class Wr>
 class PostList final : public SharedList {
  public:
-  // (qp, capacity, maxSge, queueId)
+  // (target, capacity, maxSge, queueId, isDatagram)
   static Napi::Value Create(const Napi::CallbackInfo& info) {
     Napi::Env env = info.Env();
-    auto qp = HandleArg<QpHandle>(info, 0);
+    auto target = HandleArg<Target>(info, 0);
     const size_t capacity = CountArg(info, 1, "capacity", kMaxCapacity);
     const size_t max_sge = CountArg(info, 2, "maxSge", kMaxSge);
     auto queue = Environment::Of(env).doorbell->queues.Share(Uint32Arg(info, 3, "queueId"));
     if (!queue) ThrowType(env, "queueId is not of a queue");
-    auto memory = Napi::ArrayBuffer::New(env, capacity * (sizeof(Wr) + max_sge * sizeof(ibv_sge) + sizeof(double)));
-    auto* wr = static_cast<Wr*>(memory.Data());
-    auto* sge = reinterpret_cast<ibv_sge*>(wr + capacity);
+    const bool is_datagram = info[4].ToBoolean();
+    auto memory = Napi::ArrayBuffer::New(env, capacity * (sizeof(Wr) + max_sge * sizeof(ibv_sge) + sizeof(double) +
+                                                          (is_datagram ? sizeof(uint32_t) : 0)));
+    std::unique_ptr<PostList> list(new PostList);
+    list->wr_ = static_cast<Wr*>(memory.Data());
+    auto* sge = reinterpret_cast<ibv_sge*>(list->wr_ + capacity);
     auto* wr_ids = reinterpret_cast<double*>(sge + capacity * max_sge);
     for (size_t i = 0; i < capacity; i++) {
-      wr[i].next = i + 1 < capacity ? &wr[i + 1] : nullptr;
-      wr[i].sg_list = sge + i * max_sge;
+      list->wr_[i].next = i + 1 < capacity ? &list->wr_[i + 1] : nullptr;
+      list->wr_[i].sg_list = sge + i * max_sge;
     }
-    return Doorbell::Publish(memory, std::unique_ptr<SharedList>(new PostList(std::move(qp), std::move(queue), wr,
-                                                                              wr_ids, static_cast<int32_t>(capacity))));
+    list->target_ = std::move(target);
+    list->queue_ = std::move(queue);
+    list->wr_ids_ = wr_ids;
+    list->capacity_ = static_cast<int32_t>(capacity);
+    if (is_datagram) {
+      list->ahs_ = Environment::Of(env).ahs;
+      list->ah_numbers_ = reinterpret_cast<const uint32_t*>(wr_ids + capacity);
+    }
+    return Doorbell::Publish(memory, std::move(list));
   }
 
   // Posts the first `count` requests. Leaves 0 or the errno value, and how many were taken.
   void Ring(int32_t* words) override {
     const int32_t count = words[kCount];
-    ibv_qp* const qp = qp_->get();
-    if (count < 1 || count > capacity_ || qp == nullptr) {
+    auto* const target = target_->get();
+    words[kIndex] = 0;
+    if (count < 1 || count > capacity_ || target == nullptr || static_cast<uint32_t>(count) > queue_->room() ||
+        !FindAddresses(static_cast<uint32_t>(count))) {
       words[kResult] = EBADF;
-      words[kIndex] = 0;
       return;
     }
     queue_->Number(wr_, static_cast<uint32_t>(count));
@@ -79,7 +95,7 @@ class PostList final : public SharedList {
     Wr* const next = last.next;
     last.next = nullptr;
     Wr* bad = nullptr;
-    const int rc = PostVerb(qp, wr_, &bad);
+    const int rc = PostVerb(target, wr_, &bad);
     last.next = next;
     int32_t taken = count;
     if (rc != 0) {
@@ -94,15 +110,27 @@ class PostList final : public SharedList {
   }
 
  private:
-  PostList(std::shared_ptr<QpHandle> qp, std::shared_ptr<WorkQueue> queue, Wr* wr, const double* wr_ids,
-           int32_t capacity)
-      : qp_(std::move(qp)), queue_(std::move(queue)), wr_(wr), wr_ids_(wr_ids), capacity_(capacity) {}
+  PostList() = default;
 
-  std::shared_ptr<QpHandle> qp_;
+  // Puts the address handles of datagrams into the requests; false when one is gone.
+  bool FindAddresses(uint32_t count) {
+    if constexpr (std::is_same_v<Wr, ibv_send_wr>) {
+      if (ah_numbers_ == nullptr) return true;
+      for (uint32_t i = 0; i < count; i++) {
+        wr_[i].wr.ud.ah = ahs_->Find(ah_numbers_[i]);
+        if (wr_[i].wr.ud.ah == nullptr) return false;
+      }
+    }
+    return true;
+  }
+
+  std::shared_ptr<Target> target_;
   std::shared_ptr<WorkQueue> queue_;
-  Wr* wr_;
-  const double* wr_ids_;
-  int32_t capacity_;
+  Wr* wr_ = nullptr;
+  const double* wr_ids_ = nullptr;
+  int32_t capacity_ = 0;
+  std::shared_ptr<AhTable> ahs_;
+  const uint32_t* ah_numbers_ = nullptr;
 };
 
 // The completions that one poll of a queue found. In shared memory: the completions, and the callers' wrIds.
@@ -162,8 +190,9 @@ void ExportDatapath(Napi::Object exports) {
   Environment::Of(exports.Env()).doorbell->Export(exports);
   Export(exports, "createWorkQueue", CreateWorkQueue);
   Export(exports, "destroyWorkQueue", DestroyWorkQueue);
-  Export(exports, "createSendList", PostList<ibv_send_wr>::Create);
-  Export(exports, "createRecvList", PostList<ibv_recv_wr>::Create);
+  Export(exports, "createSendList", PostList<QpHandle, ibv_send_wr>::Create);
+  Export(exports, "createRecvList", PostList<QpHandle, ibv_recv_wr>::Create);
+  Export(exports, "createSrqRecvList", PostList<SrqHandle, ibv_recv_wr>::Create);
   Export(exports, "createWcRing", WcRing::Create);
 }
 

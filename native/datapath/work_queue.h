@@ -15,49 +15,83 @@ enum QueueWord { kHead = 0, kTail = 1, kQueueWords = 2 };
 
 class WorkQueue {
  public:
-  // `words` are the queue's in shared memory; `size` is a power of two, at least its capacity.
-  WorkQueue(uint32_t id, uint32_t size, int32_t* words) : id_(id), words_(words), wr_ids_(size), mask_(size - 1) {
+  // `words` are the queue's in shared memory; `size` is a power of two, at least its capacity. A queue that does not
+  // complete in order (shared receives) numbers its requests by free slots, and says in a byte each which are in
+  // flight.
+  WorkQueue(uint32_t id, uint32_t size, bool in_order, int32_t* words)
+      : id_(id),
+        words_(words),
+        in_use_(in_order ? nullptr : reinterpret_cast<uint8_t*>(words + kQueueWords)),
+        wr_ids_(size),
+        mask_(size - 1) {
     // Shortly before the wrap, so that no queue lives without passing it.
     words_[kHead] = words_[kTail] = -64;
+    if (in_order) return;
+    for (uint32_t slot = size; slot > 0; slot--) free_.push_back(slot - 1);
   }
 
   uint32_t id() const { return id_; }
 
-  // Numbers `count` requests that are about to be posted.
+  // Numbers `count` requests that are about to be posted: no more than fit the queue.
   template <class Wr>
   void Number(Wr* wr, uint32_t count) const {
     const uint64_t queue = uint64_t{id_} << 32;
-    const uint32_t first = tail();
-    for (uint32_t i = 0; i < count; i++) wr[i].wr_id = queue | (first + i);
+    if (in_use_ == nullptr) {
+      const uint32_t first = tail();
+      for (uint32_t i = 0; i < count; i++) wr[i].wr_id = queue | (first + i);
+    } else {
+      for (uint32_t i = 0; i < count; i++) wr[i].wr_id = queue | free_[free_.size() - 1 - i];
+    }
   }
+
+  // How many requests there is room for.
+  uint32_t room() const { return mask_ + 1 - (tail() - head()); }
 
   // `count` requests were posted.
   void Push(const double* wr_ids, uint32_t count) {
     const uint32_t first = tail();
-    const uint32_t slot = first & mask_;
-    const uint32_t before_end = std::min(count, mask_ + 1 - slot);
-    std::copy_n(wr_ids, before_end, &wr_ids_[slot]);
-    std::copy_n(wr_ids + before_end, count - before_end, wr_ids_.data());
     words_[kTail] = static_cast<int32_t>(first + count);
+    if (in_use_ == nullptr) {
+      const uint32_t slot = first & mask_;
+      const uint32_t before_end = std::min(count, mask_ + 1 - slot);
+      std::copy_n(wr_ids, before_end, &wr_ids_[slot]);
+      std::copy_n(wr_ids + before_end, count - before_end, wr_ids_.data());
+      return;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+      const uint32_t slot = free_.back();
+      free_.pop_back();
+      wr_ids_[slot] = wr_ids[i];
+      in_use_[slot] = 1;
+    }
   }
 
-  // A request was completed, and with it, since a queue completes in order, the unsignalled ones in front of it. False
+  // A request was completed, and with it, where a queue completes in order, the unsignalled ones in front of it. False
   // for one that is not in flight.
-  bool Complete(uint32_t sequence, double* wr_id) {
-    const uint32_t head = static_cast<uint32_t>(words_[kHead]);
-    if (sequence - head >= tail() - head) return false;
-    *wr_id = wr_ids_[sequence & mask_];
-    words_[kHead] = static_cast<int32_t>(sequence + 1);
+  bool Complete(uint32_t number, double* wr_id) {
+    if (in_use_ != nullptr) {
+      if (number > mask_ || in_use_[number] == 0) return false;
+      in_use_[number] = 0;
+      free_.push_back(number);
+      words_[kHead] = static_cast<int32_t>(head() + 1);
+    } else {
+      if (number - head() >= tail() - head()) return false;
+      words_[kHead] = static_cast<int32_t>(number + 1);
+    }
+    *wr_id = wr_ids_[number & mask_];
     return true;
   }
 
  private:
+  uint32_t head() const { return static_cast<uint32_t>(words_[kHead]); }
   uint32_t tail() const { return static_cast<uint32_t>(words_[kTail]); }
 
   const uint32_t id_;
   int32_t* const words_;
+  uint8_t* const in_use_;
   std::vector<double> wr_ids_;
   const uint32_t mask_;
+  std::vector<uint32_t> free_;
 };
 
 // The queues of an environment, by the place in their id.

@@ -3,13 +3,16 @@
 namespace rdma {
 
 Outcome<std::shared_ptr<QpHandle>> QpHandle::Create(std::shared_ptr<PdHandle> pd, std::shared_ptr<CqHandle> send_cq,
-                                                    std::shared_ptr<CqHandle> recv_cq, ibv_qp_init_attr* attr) {
+                                                    std::shared_ptr<CqHandle> recv_cq, std::shared_ptr<SrqHandle> srq,
+                                                    ibv_qp_init_attr* attr) {
   attr->send_cq = send_cq->get();
   attr->recv_cq = recv_cq->get();
+  attr->srq = srq ? srq->get() : nullptr;
   errno = 0;
   auto qp = FromPtr("ibv_create_qp", ibv_create_qp(pd->get(), attr));
   if (qp.error) return qp.error;
-  return std::shared_ptr<QpHandle>(new QpHandle(std::move(pd), std::move(send_cq), std::move(recv_cq), qp.value));
+  return std::shared_ptr<QpHandle>(
+      new QpHandle(std::move(pd), std::move(send_cq), std::move(recv_cq), std::move(srq), qp.value));
 }
 
 VerbError QpHandle::Modify(ibv_qp_attr* attr, int mask) {
@@ -26,6 +29,7 @@ VerbError QpHandle::Destroy() {
   pd_.Reset();
   send_cq_.Reset();
   recv_cq_.Reset();
+  srq_.Reset();
   return {};
 }
 

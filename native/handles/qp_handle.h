@@ -6,15 +6,17 @@
 
 #include "handles/cq_handle.h"
 #include "handles/pd_handle.h"
+#include "handles/srq_handle.h"
 
 namespace rdma {
 
 // A queue pair: struct ibv_qp.
 class QpHandle final : public Owner {
  public:
-  // Fills in the queues of `attr`, and leaves the granted capacities in it.
+  // Fills in the queues of `attr` (`srq` may be null), and leaves the granted capacities in it.
   static Outcome<std::shared_ptr<QpHandle>> Create(std::shared_ptr<PdHandle> pd, std::shared_ptr<CqHandle> send_cq,
-                                                   std::shared_ptr<CqHandle> recv_cq, ibv_qp_init_attr* attr);
+                                                   std::shared_ptr<CqHandle> recv_cq, std::shared_ptr<SrqHandle> srq,
+                                                   ibv_qp_init_attr* attr);
   ~QpHandle() override { Destroy(); }
   VerbError Destroy() override;
 
@@ -25,11 +27,12 @@ class QpHandle final : public Owner {
 
  private:
   QpHandle(std::shared_ptr<PdHandle> pd, std::shared_ptr<CqHandle> send_cq, std::shared_ptr<CqHandle> recv_cq,
-           ibv_qp* qp)
-      : pd_(std::move(pd)), send_cq_(std::move(send_cq)), recv_cq_(std::move(recv_cq)), qp_(qp) {}
+           std::shared_ptr<SrqHandle> srq, ibv_qp* qp)
+      : pd_(std::move(pd)), send_cq_(std::move(send_cq)), recv_cq_(std::move(recv_cq)), srq_(std::move(srq)), qp_(qp) {}
   Parent<PdHandle> pd_;
   Parent<CqHandle> send_cq_;
   Parent<CqHandle> recv_cq_;
+  Parent<SrqHandle> srq_;
   ibv_qp* qp_;
 };
 

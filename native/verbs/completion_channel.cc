@@ -42,31 +42,7 @@ class ChannelEvents final : public Owner {
       handle->CountEvent();
       if (std::find(ids.begin(), ids.end(), handle->id()) == ids.end()) ids.push_back(handle->id());
     }
-    if (!ids.empty()) Tell(env_, callback_, ids);
-  }
-
-  // Called from libuv, so nothing may be thrown. In a thread that is being terminated every call into JavaScript fails,
-  // the making of an exception too, and nobody listens any more: hence the plain functions.
-  static void Tell(napi_env env, napi_ref callback, const std::vector<uint32_t>& ids) {
-    napi_handle_scope scope = nullptr;
-    if (napi_open_handle_scope(env, &scope) != napi_ok) return;
-    napi_value function = nullptr;
-    napi_value global = nullptr;
-    napi_value list = nullptr;
-    bool is_ready = napi_get_reference_value(env, callback, &function) == napi_ok && function != nullptr &&
-                    napi_get_global(env, &global) == napi_ok &&
-                    napi_create_array_with_length(env, ids.size(), &list) == napi_ok;
-    for (size_t i = 0; is_ready && i < ids.size(); i++) {
-      napi_value id = nullptr;
-      is_ready = napi_create_uint32(env, ids[i], &id) == napi_ok &&
-                 napi_set_element(env, list, static_cast<uint32_t>(i), id) == napi_ok;
-    }
-    napi_value exception = nullptr;
-    if (is_ready && napi_make_callback(env, nullptr, global, function, 1, &list, nullptr) == napi_pending_exception &&
-        napi_get_and_clear_last_exception(env, &exception) == napi_ok) {
-      napi_fatal_exception(env, exception);
-    }
-    napi_close_handle_scope(env, scope);
+    if (!ids.empty()) CallFromLoop(env_, callback_, ids);
   }
 
   Napi::Env env_;
@@ -102,20 +78,15 @@ Napi::Value StopChannelEvents(const Napi::CallbackInfo& info) {
   return info.Env().Undefined();
 }
 
-Napi::Value DestroyChannelEvents(const Napi::CallbackInfo& info) {
-  using Type = HandleType<ChannelEvents>;
-  Cell::From(info.Env(), info[0], Type::tag, Type::name).Close(info.Env());
-  return info.Env().Undefined();
-}
-
 }  // namespace
 
 void ExportCompletionChannel(Napi::Object exports) {
   Export(exports, "createCompChannel", CreateCompChannel);
+  Export(exports, "destroyCompChannel", CloseHandle<ChannelHandle>);
   Export(exports, "createChannelEvents", CreateChannelEvents);
   Export(exports, "startChannelEvents", StartChannelEvents);
   Export(exports, "stopChannelEvents", StopChannelEvents);
-  Export(exports, "destroyChannelEvents", DestroyChannelEvents);
+  Export(exports, "destroyChannelEvents", CloseHandle<ChannelEvents>);
 }
 
 }  // namespace rdma

@@ -32,6 +32,7 @@ Napi::Value ReqNotifyCq(const Napi::CallbackInfo& info) {
 
 void ExportCompletionQueue(Napi::Object exports) {
   Export(exports, "createCq", CreateCq);
+  Export(exports, "destroyCq", CloseHandle<CqHandle>);
   Export(exports, "reqNotifyCq", ReqNotifyCq);
 }
 

@@ -156,6 +156,7 @@ Napi::Value QueryPkey(const Napi::CallbackInfo& info) {
 
 void ExportContext(Napi::Object exports) {
   Export(exports, "queryDevice", QueryDevice);
+  Export(exports, "closeDevice", CloseHandle<ContextHandle>);
   Export(exports, "queryPort", QueryPort);
   Export(exports, "queryGid", QueryGid);
   Export(exports, "queryGidEx", QueryGidEx);

@@ -123,6 +123,7 @@ Napi::Value Detach(const Napi::CallbackInfo& info) {
 
 void ExportMemoryRegion(Napi::Object exports) {
   Export(exports, "regMr", RegMr);
+  Export(exports, "deregMr", CloseHandle<MrHandle>);
   Export(exports, "regMrSync", RegMrSync);
   Export(exports, "allocMr", AllocMr);
   Export(exports, "allocMrSync", AllocMrSync);

@@ -27,49 +27,6 @@ ibv_qp_cap GetCap(const Napi::Object& object) {
   return cap;
 }
 
-Napi::Object AhAttr(Napi::Env env, const ibv_ah_attr& attr) {
-  Napi::Object object = Napi::Object::New(env);
-  Napi::Object grh = Napi::Object::New(env);
-  grh.Set("dgid", Napi::Buffer<uint8_t>::Copy(env, attr.grh.dgid.raw, sizeof attr.grh.dgid.raw));
-  SetNumber(grh, "flowLabel", attr.grh.flow_label);
-  SetNumber(grh, "sgidIndex", attr.grh.sgid_index);
-  SetNumber(grh, "hopLimit", attr.grh.hop_limit);
-  SetNumber(grh, "trafficClass", attr.grh.traffic_class);
-  object.Set("grh", grh);
-  SetNumber(object, "dlid", attr.dlid);
-  SetNumber(object, "sl", attr.sl);
-  SetNumber(object, "srcPathBits", attr.src_path_bits);
-  SetNumber(object, "staticRate", attr.static_rate);
-  object.Set("isGlobal", attr.is_global != 0);
-  SetNumber(object, "portNum", attr.port_num);
-  return object;
-}
-
-// A complete struct ibv_ah_attr: TypeScript has filled in the defaults.
-ibv_ah_attr GetAhAttr(const Napi::Object& parent, const char* name) {
-  Napi::Env env = parent.Env();
-  if (!parent.Get(name).IsObject()) ThrowType(env, std::string(name) + " is not an object");
-  auto object = parent.Get(name).As<Napi::Object>();
-  ibv_ah_attr attr{};
-  attr.is_global = object.Get("isGlobal").ToBoolean() ? 1 : 0;
-  if (attr.is_global != 0) {
-    auto grh = object.Get("grh").As<Napi::Object>();
-    auto dgid = grh.Get("dgid").As<Napi::Uint8Array>();
-    if (!dgid.IsTypedArray() || dgid.ByteLength() != sizeof attr.grh.dgid.raw) ThrowType(env, "dgid is not 16 bytes");
-    memcpy(attr.grh.dgid.raw, dgid.Data(), sizeof attr.grh.dgid.raw);
-    attr.grh.flow_label = Uint32Field(grh, "flowLabel");
-    attr.grh.sgid_index = static_cast<uint8_t>(Uint32Field(grh, "sgidIndex"));
-    attr.grh.hop_limit = static_cast<uint8_t>(Uint32Field(grh, "hopLimit"));
-    attr.grh.traffic_class = static_cast<uint8_t>(Uint32Field(grh, "trafficClass"));
-  }
-  attr.dlid = static_cast<uint16_t>(Uint32Field(object, "dlid"));
-  attr.sl = static_cast<uint8_t>(Uint32Field(object, "sl"));
-  attr.src_path_bits = static_cast<uint8_t>(Uint32Field(object, "srcPathBits"));
-  attr.static_rate = static_cast<uint8_t>(Uint32Field(object, "staticRate"));
-  attr.port_num = static_cast<uint8_t>(Uint32Field(object, "portNum"));
-  return attr;
-}
-
 // The plain attributes of struct ibv_qp_attr: (mask bit, name in JavaScript, field).
 #define QP_ATTRIBUTES(X)                                                 \
   X(IBV_QP_STATE, "qpState", qp_state)                                   \
@@ -156,21 +113,51 @@ Napi::Value QueryQp(const Napi::CallbackInfo& info) {
   return object;
 }
 
-// (pd, sendCq, recvCq, qpType, sqSigAll, cap): cap is overwritten with what was granted.
+// (pd, sendCq, recvCq, srq | null, qpType, sqSigAll, cap): cap is overwritten with what was granted.
 Napi::Value CreateQp(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
-  Napi::Object cap = ObjectArg(info, 5, "cap");
+  Napi::Object cap = ObjectArg(info, 6, "cap");
   ibv_qp_init_attr attr{};
-  attr.qp_type = static_cast<ibv_qp_type>(Uint32Arg(info, 3, "qpType"));
-  attr.sq_sig_all = info[4].ToBoolean() ? 1 : 0;
+  attr.qp_type = static_cast<ibv_qp_type>(Uint32Arg(info, 4, "qpType"));
+  attr.sq_sig_all = info[5].ToBoolean() ? 1 : 0;
   attr.cap = GetCap(cap);
+  std::shared_ptr<SrqHandle> srq;
+  if (!info[3].IsNull()) srq = HandleArg<SrqHandle>(info, 3);
   auto qp = Unwrap(env, QpHandle::Create(HandleArg<PdHandle>(info, 0), HandleArg<CqHandle>(info, 1),
-                                         HandleArg<CqHandle>(info, 2), &attr));
+                                         HandleArg<CqHandle>(info, 2), std::move(srq), &attr));
   SetCap(cap, attr.cap);
   Napi::Object object = Napi::Object::New(env);
   SetNumber(object, "qpNum", qp->get()->qp_num);
   object.Set("handle", WrapHandle(env, std::move(qp)));
   return object;
+}
+
+ibv_gid GidArg(const Napi::CallbackInfo& info, size_t index) {
+  auto bytes = info[index].As<Napi::Uint8Array>();
+  ibv_gid gid{};
+  if (!info[index].IsTypedArray() || bytes.ByteLength() != sizeof gid.raw) ThrowType(info.Env(), "gid is not 16 bytes");
+  memcpy(gid.raw, bytes.Data(), sizeof gid.raw);
+  return gid;
+}
+
+// (qp, gid, lid)
+Napi::Value AttachMcast(const Napi::CallbackInfo& info) {
+  auto qp = HandleArg<QpHandle>(info, 0);
+  const ibv_gid gid = GidArg(info, 1);
+  const auto lid = static_cast<uint16_t>(Uint32Arg(info, 2, "lid"));
+  errno = 0;
+  Check(info.Env(), FromRet("ibv_attach_mcast", ibv_attach_mcast(qp->get(), &gid, lid)));
+  return info.Env().Undefined();
+}
+
+// (qp, gid, lid)
+Napi::Value DetachMcast(const Napi::CallbackInfo& info) {
+  auto qp = HandleArg<QpHandle>(info, 0);
+  const ibv_gid gid = GidArg(info, 1);
+  const auto lid = static_cast<uint16_t>(Uint32Arg(info, 2, "lid"));
+  errno = 0;
+  Check(info.Env(), FromRet("ibv_detach_mcast", ibv_detach_mcast(qp->get(), &gid, lid)));
+  return info.Env().Undefined();
 }
 
 }  // namespace
@@ -180,6 +167,9 @@ void ExportQueuePair(Napi::Object exports) {
   Export(exports, "modifyQp", ModifyQp);
   Export(exports, "modifyQpSync", ModifyQpSync);
   Export(exports, "queryQp", QueryQp);
+  Export(exports, "destroyQp", CloseHandle<QpHandle>);
+  Export(exports, "attachMcast", AttachMcast);
+  Export(exports, "detachMcast", DetachMcast);
 }
 
 }  // namespace rdma

@@ -4,11 +4,14 @@
 #include <napi.h>
 
 #include "core/cell.h"
+#include "handles/ah_handle.h"
 #include "handles/context_handle.h"
 #include "handles/cq_handle.h"
 #include "handles/mr_handle.h"
+#include "handles/mw_handle.h"
 #include "handles/pd_handle.h"
 #include "handles/qp_handle.h"
+#include "handles/srq_handle.h"
 
 namespace rdma {
 
@@ -18,6 +21,9 @@ RDMA_HANDLE_TYPE(MrHandle, "MemoryRegion", 3);
 RDMA_HANDLE_TYPE(ChannelHandle, "CompletionChannel", 4);
 RDMA_HANDLE_TYPE(CqHandle, "CompletionQueue", 5);
 RDMA_HANDLE_TYPE(QpHandle, "QueuePair", 6);
+RDMA_HANDLE_TYPE(AhHandle, "AddressHandle", 7);
+RDMA_HANDLE_TYPE(SrqHandle, "SharedReceiveQueue", 8);
+RDMA_HANDLE_TYPE(MwHandle, "MemoryWindow", 9);
 
 using Method = Napi::Value (*)(const Napi::CallbackInfo&);
 inline void Export(Napi::Object exports, const char* name, Method method) {
@@ -27,9 +33,20 @@ inline void Export(Napi::Object exports, const char* name, Method method) {
 inline void SetNumber(Napi::Object object, const char* name, double value) {
   object.Set(name, Napi::Number::New(object.Env(), value));
 }
+// (handle): the destroy verb of whatever the handle is, through its owner.
+template <class T>
+Napi::Value CloseHandle(const Napi::CallbackInfo& info) {
+  Cell::From(info.Env(), info[0], HandleType<T>::tag, HandleType<T>::name).Close(info.Env());
+  return info.Env().Undefined();
+}
+
 inline void SetBigInt(Napi::Object object, const char* name, uint64_t value) {
   object.Set(name, Napi::BigInt::New(object.Env(), value));
 }
+
+// A complete struct ibv_ah_attr from the object of that name in `parent`: TypeScript has filled in the defaults.
+ibv_ah_attr GetAhAttr(const Napi::Object& parent, const char* name);
+Napi::Object AhAttr(Napi::Env env, const ibv_ah_attr& attr);
 
 void ExportDevice(Napi::Object exports);
 void ExportContext(Napi::Object exports);
@@ -38,6 +55,10 @@ void ExportMemoryRegion(Napi::Object exports);
 void ExportCompletionChannel(Napi::Object exports);
 void ExportCompletionQueue(Napi::Object exports);
 void ExportQueuePair(Napi::Object exports);
+void ExportAddressHandle(Napi::Object exports);
+void ExportAsyncEvent(Napi::Object exports);
+void ExportSharedReceiveQueue(Napi::Object exports);
+void ExportMemoryWindow(Napi::Object exports);
 void ExportDatapath(Napi::Object exports);
 void ExportConstants(Napi::Object exports);
 

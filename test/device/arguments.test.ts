@@ -4,6 +4,8 @@ import {
   CompletionQueue,
   Context,
   MemoryRegion,
+  type MemoryWindow,
+  MwType,
   openDevice,
   ProtectionDomain,
   type QpAttr,
@@ -22,9 +24,11 @@ import { deviceA, expectNoLeaks, initAttr, openSide, Pair, type Side, thrown } f
 // One pair for all: nothing here may change it.
 let pair: Pair;
 let spare: Side;
+let spareMw: MemoryWindow;
 beforeAll(async () => {
   pair = await Pair.connect({ cap: { maxSendSge: 2, maxRecvSge: 2, maxInlineData: 16 } });
   spare = openSide(deviceA);
+  spareMw = spare.pd.allocMw(MwType.MW_TYPE_2);
 });
 afterAll(() => {
   spare.context.close({ cascade: true });
@@ -118,8 +122,15 @@ const cases: Case[] = [
     'createQp',
     (value) => spare.pd.createQp({ sendCq: spare.cq, qpType: value }),
     'attr.qpType',
-    [QpType.UC, QpType.UD],
+    [QpType.RAW_PACKET, QpType.XRC_SEND, QpType.DRIVER],
   ],
+  ['createQp', (value) => spare.pd.createQp({ sendCq: spare.cq, srq: value }), 'attr.srq', notInstances],
+  ['createSrq', (value) => spare.pd.createSrq(value), 'attr', notObjects],
+  ['createSrq', (value) => spare.pd.createSrq({ maxWr: value }), 'attr.maxWr', [0, 2 ** 31, ...number]],
+  ['createSrq', (value) => spare.pd.createSrq({ maxSge: value }), 'attr.maxSge', [2 ** 31, ...number]],
+  ['createAhFromWc', (value) => spare.pd.createAhFromWc(value), 'wc', [undefined, null, 1]],
+  ['allocMw', (value) => spare.pd.allocMw(value), 'type', [undefined, 0, 3, ...number]],
+  ['getAsyncEvent', (value) => spare.context.getAsyncEvent({ signal: value }), 'options.signal', [1, {}]],
   ['createQp', (value) => spare.pd.createQp({ sendCq: spare.cq, sqSigAll: value }), 'attr.sqSigAll', notBooleans],
   ['createQp', (value) => spare.pd.createQp({ sendCq: spare.cq, cap: value }), 'attr.cap', notObjects],
   ...['maxSendWr', 'maxRecvWr', 'maxSendSge', 'maxRecvSge', 'maxInlineData'].map(
@@ -341,6 +352,8 @@ const methods: Record<string, Record<string, (object: never) => unknown>> = {
     allocPd: (context: Context) => context.allocPd(),
     createCompChannel: (context: Context) => context.createCompChannel(),
     createCq: (context: Context) => context.createCq(8),
+    getAsyncEvent: (context: Context) => context.getAsyncEvent(),
+    asyncEvents: (context: Context) => context.asyncEvents().next(),
   },
   ProtectionDomain: {
     alloc: (pd: ProtectionDomain) => pd.alloc(8),
@@ -348,6 +361,10 @@ const methods: Record<string, Record<string, (object: never) => unknown>> = {
     regMr: (pd: ProtectionDomain) => pd.regMr(Buffer.alloc(8)),
     regMrSync: (pd: ProtectionDomain) => pd.regMrSync(Buffer.alloc(8)),
     createQp: (pd: ProtectionDomain) => pd.createQp({ sendCq: spare.cq }),
+    createSrq: (pd: ProtectionDomain) => pd.createSrq(),
+    createAh: (pd: ProtectionDomain) => pd.createAh({}),
+    createAhFromWc: (pd: ProtectionDomain) => pd.createAhFromWc({} as never),
+    allocMw: (pd: ProtectionDomain) => pd.allocMw(1),
   },
   MemoryRegion: {
     slice: (mr: MemoryRegion) => mr.slice(),
@@ -369,6 +386,9 @@ const methods: Record<string, Record<string, (object: never) => unknown>> = {
     postRecv: (qp: QueuePair) => qp.postRecv({}),
     prepareSend: (qp: QueuePair) => qp.prepareSend({ opcode: WrOpcode.SEND }),
     prepareRecv: (qp: QueuePair) => qp.prepareRecv({}),
+    bindMw: (qp: QueuePair) => qp.bindMw(spareMw, { local: spare.mr.slice(), access: 0 }),
+    attachMcast: (qp: QueuePair) => qp.attachMcast('ff0e::1'),
+    detachMcast: (qp: QueuePair) => qp.detachMcast('ff0e::1'),
   },
 };
 

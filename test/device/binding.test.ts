@@ -23,7 +23,14 @@ beforeAll(() => {
   handles.ChannelEvents = call('createChannelEvents', handles.CompletionChannel, () => {});
   handles.CompletionQueue = (call('createCq', handles.Context, 4, null, 0, 1) as { handle: unknown }).handle;
   const { ProtectionDomain: pd, CompletionQueue: cq } = handles;
-  handles.QueuePair = (call('createQp', pd, cq, cq, QpType.RC, false, cap()) as { handle: unknown }).handle;
+  handles.SharedReceiveQueue = (call('createSrq', pd, 4, 1, 1) as { handle: unknown }).handle;
+  handles.MemoryWindow = (call('allocMw', pd, 2) as { handle: unknown }).handle;
+  const entry = (call('queryGidTable', handles.Context, 64) as { gid: Uint8Array; gidIndex: number }[]).at(-1)!;
+  const grh = { dgid: entry.gid, sgidIndex: entry.gidIndex, flowLabel: 0, hopLimit: 64, trafficClass: 0 };
+  const ahAttr = { isGlobal: true, grh, dlid: 0, sl: 0, srcPathBits: 0, staticRate: 0, portNum: 1 };
+  handles.AddressHandle = (call('createAh', pd, { ahAttr }) as { handle: unknown }).handle;
+  handles.AsyncEvents = call('createAsyncEvents', handles.Context, () => {});
+  handles.QueuePair = (call('createQp', pd, cq, cq, null, QpType.RC, false, cap()) as { handle: unknown }).handle;
 });
 afterAll(() => {
   for (const [name, handle] of Object.entries(destroyers)
@@ -41,6 +48,10 @@ const destroyers = {
   CompletionChannel: 'destroyCompChannel',
   ChannelEvents: 'destroyChannelEvents',
   CompletionQueue: 'destroyCq',
+  SharedReceiveQueue: 'destroySrq',
+  MemoryWindow: 'deallocMw',
+  AddressHandle: 'destroyAh',
+  AsyncEvents: 'destroyAsyncEvents',
   QueuePair: 'destroyQp',
 };
 
@@ -60,6 +71,19 @@ const kinds: Record<string, keyof typeof destroyers> = {
   allocMr: 'ProtectionDomain',
   allocMrSync: 'ProtectionDomain',
   createQp: 'ProtectionDomain',
+  createAh: 'ProtectionDomain',
+  createAhFromWc: 'ProtectionDomain',
+  createSrq: 'ProtectionDomain',
+  allocMw: 'ProtectionDomain',
+  modifySrq: 'SharedReceiveQueue',
+  querySrq: 'SharedReceiveQueue',
+  createSrqRecvList: 'SharedReceiveQueue',
+  createAsyncEvents: 'Context',
+  startAsyncEvents: 'AsyncEvents',
+  stopAsyncEvents: 'AsyncEvents',
+  attachMcast: 'QueuePair',
+  detachMcast: 'QueuePair',
+  bindMw: 'QueuePair',
   createChannelEvents: 'CompletionChannel',
   startChannelEvents: 'ChannelEvents',
   stopChannelEvents: 'ChannelEvents',
@@ -140,14 +164,25 @@ describe('every function of the addon', () => {
     for (const [name, kind] of Object.entries(kinds)) {
       // Those that take the handle only would do what they are for.
       if (Object.values(destroyers).includes(name)) continue;
-      if (['queryDevice', 'allocPd', 'createCompChannel', 'startChannelEvents', 'stopChannelEvents'].includes(name))
+      if (
+        [
+          'queryDevice',
+          'allocPd',
+          'createCompChannel',
+          'startChannelEvents',
+          'stopChannelEvents',
+          'startAsyncEvents',
+          'stopAsyncEvents',
+          'querySrq',
+        ].includes(name)
+      )
         continue;
       // Anything is true or false.
       if (name === 'reqNotifyCq') continue;
       for (const value of garbage) {
         if (numbers.has(value)) continue;
         // What it takes last is true or false here too, and the callback is a function.
-        if (name === 'createChannelEvents' && typeof value === 'function') continue;
+        if ((name === 'createChannelEvents' || name === 'createAsyncEvents') && typeof value === 'function') continue;
         expect(
           failure(name, [handles[kind], value, value, value, value, value]),
           `${name}(handle, ${typeof value})`,
@@ -159,8 +194,11 @@ describe('every function of the addon', () => {
   it('that takes several handles checks each of them', () => {
     const { Context, ProtectionDomain: pd, CompletionQueue: cq, QueuePair: qp, MemoryRegion: mr } = handles;
     for (const [name, args] of [
-      ['createQp', [pd, qp, cq, QpType.RC, false, cap()]],
-      ['createQp', [pd, cq, pd, QpType.RC, false, cap()]],
+      ['createQp', [pd, qp, cq, null, QpType.RC, false, cap()]],
+      ['createQp', [pd, cq, pd, null, QpType.RC, false, cap()]],
+      ['createQp', [pd, cq, cq, mr, QpType.RC, false, cap()]],
+      ['createAhFromWc', [pd, qp, 1, {}, null]],
+      ['bindMw', [qp, mr, mr, 0, 8, 1, 2, 0, 0]],
       ['createCq', [Context, 4, cq, 0, 1]],
       ['createCq', [mr, 4, null, 0, 1]],
     ] as const) {
@@ -250,7 +288,7 @@ describe('every function of the addon', () => {
       failure('modifyQpSync', [qp, { ahAttr: { isGlobal: true, grh: { dgid: Buffer.alloc(15) } } }, 1 << 7]),
     ).toBeInstanceOf(Error);
     for (const name of Object.keys(cap())) {
-      expect(failure('createQp', [pd, cq, cq, QpType.RC, false, { ...cap(), [name]: 'x' }])?.code).toBe(
+      expect(failure('createQp', [pd, cq, cq, null, QpType.RC, false, { ...cap(), [name]: 'x' }])?.code).toBe(
         'ERR_INVALID_ARG_TYPE',
       );
     }

@@ -25,7 +25,7 @@ afterEach(() => {
 function post(queue: WorkQueue, count: number, held: Held, list: readonly Held[] | null = null): void {
   const start = queue.words[QUEUE_TAIL] as number;
   queue.words[QUEUE_TAIL] = start + count;
-  queue.hold(start, count, held, list);
+  queue.hold(start, count, list ?? new Array<Held>(count).fill(held), list !== null);
 }
 
 /** What a completion does: the addon moves the head behind it. */

@@ -1,0 +1,189 @@
+import { integer, readOptions, typeError } from '../args.ts';
+import { binding } from '../native/binding.ts';
+import { WcFlags } from '../native/constants.gen.ts';
+import type { AhHandle } from '../native/native.ts';
+import type { WorkCompletion } from './completion-queue.ts';
+import { formatGid, parseGid } from './gid.ts';
+import type { ProtectionDomain } from './protection-domain.ts';
+import { Resource } from './resource.ts';
+
+/** Global routing header of an address: `struct ibv_global_route`. Always there on RoCE. */
+export interface GlobalRoute {
+  /** The destination's GID, in the notation of IPv6. */
+  dgid: string;
+  /** Index of the source GID in the port's own table. */
+  sgidIndex: number;
+  /** IPv6 flow label of 20 bits. Default 0. */
+  flowLabel?: number;
+  /** Routers that a packet may pass. Default 64. */
+  hopLimit?: number;
+  /** DSCP and ECN bits: the type of service. Default 0. */
+  trafficClass?: number;
+}
+
+/** An address: `struct ibv_ah_attr`. */
+export interface AhAttr {
+  /** Global routing header. Without one the address is local to an InfiniBand subnet. */
+  grh?: GlobalRoute;
+  /** Local identifier of the destination (InfiniBand). Default 0. */
+  dlid?: number;
+  /** Service level, 0 to 15. Default 0. */
+  sl?: number;
+  /** Path bits of the source. Default 0. */
+  srcPathBits?: number;
+  /** Maximum static rate, as `enum ibv_rate`; 0 is the port's own. Default 0. */
+  staticRate?: number;
+  /** The port to send from, from 1. Default 1. */
+  portNum?: number;
+}
+
+/** A complete address for the addon, defaults filled in. @internal */
+export function ahAttr(value: AhAttr, name: string): object {
+  const known = ['grh', 'dlid', 'sl', 'srcPathBits', 'staticRate', 'portNum'];
+  const { grh, dlid = 0, sl = 0, srcPathBits = 0, staticRate = 0, portNum = 1 } = readOptions(value, name, known);
+  return {
+    isGlobal: grh !== undefined,
+    grh: grh === undefined ? undefined : globalRoute(grh, `${name}.grh`),
+    dlid: integer(dlid, `${name}.dlid`, 0, 0xffff),
+    sl: integer(sl, `${name}.sl`, 0, 15),
+    srcPathBits: integer(srcPathBits, `${name}.srcPathBits`, 0, 127),
+    staticRate: integer(staticRate, `${name}.staticRate`, 0, 255),
+    portNum: integer(portNum, `${name}.portNum`, 1, 255),
+  };
+}
+
+function globalRoute(value: GlobalRoute, name: string): object {
+  const known = ['dgid', 'sgidIndex', 'flowLabel', 'hopLimit', 'trafficClass'];
+  const { dgid, sgidIndex, flowLabel = 0, hopLimit = 64, trafficClass = 0 } = readOptions(value, name, known);
+  return {
+    dgid: parseGid(dgid as string),
+    sgidIndex: integer(sgidIndex, `${name}.sgidIndex`, 0, 255),
+    flowLabel: integer(flowLabel, `${name}.flowLabel`, 0, 0xf_ffff),
+    hopLimit: integer(hopLimit, `${name}.hopLimit`, 0, 255),
+    trafficClass: integer(trafficClass, `${name}.trafficClass`, 0, 255),
+  };
+}
+
+/**
+ * An address handle: `struct ibv_ah`: where a datagram goes. Made by `pd.createAh()` or `pd.createAhFromWc()`. Held while
+ * a request that uses it is in flight.
+ *
+ * @see ibv_create_ah(3)
+ */
+export class AddressHandle extends Resource {
+  /** The domain it belongs to. */
+  readonly pd: ProtectionDomain;
+  /** What the addon knows it by in a work request. @internal */
+  readonly number: number;
+  readonly #handle: AhHandle;
+
+  /** @internal */
+  constructor(pd: ProtectionDomain, native: { handle: AhHandle; number: number }) {
+    super([pd]);
+    this.pd = pd;
+    this.number = native.number;
+    this.#handle = native.handle;
+  }
+
+  /** @internal */
+  static create(pd: ProtectionDomain, attr: AhAttr): AddressHandle {
+    return new AddressHandle(pd, binding().createAh(pd.handle, { ahAttr: ahAttr(attr, 'attr') }));
+  }
+
+  /** @internal */
+  static fromWc(pd: ProtectionDomain, wc: WorkCompletion, grh: Uint8Array | undefined, portNum: number): AddressHandle {
+    if (typeof wc !== 'object' || wc === null) throw typeError('wc', 'a WorkCompletion', wc);
+    integer(portNum, 'portNum', 1, 255);
+    if (grh !== undefined && !(grh instanceof Uint8Array && grh.length >= GRH_BYTES)) {
+      throw typeError('grh', `a Uint8Array of at least ${GRH_BYTES} bytes`, grh);
+    }
+    const header = grh === undefined ? null : new Uint8Array(grh.subarray(0, GRH_BYTES));
+    return new AddressHandle(pd, binding().createAhFromWc(pd.handle, pd.context.handle, portNum, wc, header));
+  }
+
+  /** @internal */
+  describe(): string {
+    return `AddressHandle ${this.number}`;
+  }
+
+  protected readonly destroyVerb = 'ibv_destroy_ah';
+
+  protected override busyReasons(): string[] {
+    const inFlight = this.pd.inFlight(this);
+    return inFlight === 0 ? [] : [`${inFlight} work request(s) in flight`];
+  }
+
+  protected destroy(): void {
+    binding().destroyAh(this.#handle);
+    this.pd.closings++;
+  }
+}
+
+/** Bytes in front of every datagram's data in the receive buffer, whether they mean something or not. */
+export const GRH_BYTES = 40;
+
+/** The header that a datagram came with: a global routing header, or the IPv4 header that RoCE v2 has in its place. */
+export interface Grh {
+  /** 6: a global routing header, or IPv6. 4: IPv4. */
+  version: 4 | 6;
+  /** The sender's GID, in the notation of IPv6: an IPv4 address is `::ffff:a.b.c.d`. */
+  sgid: string;
+  /** The receiver's GID. */
+  dgid: string;
+  /** Traffic class: DSCP and ECN. */
+  trafficClass: number;
+  /** Flow label; 0 for IPv4. */
+  flowLabel: number;
+  /** Routers that were left to pass. */
+  hopLimit: number;
+}
+
+/** A datagram that was received. */
+export interface Datagram {
+  /** The data, in place, without the header. */
+  payload: Buffer;
+  /** The header, or undefined when there was none. */
+  grh: Grh | undefined;
+}
+
+/**
+ * What a datagram's receive brought: its data and its header.
+ *
+ * @param wc - the receive's completion
+ * @param buffer - the memory that the receive was posted with, from its first byte
+ * @throws RangeError `ERR_OUT_OF_RANGE` when the buffer is not that long
+ */
+export function readDatagram(wc: WorkCompletion, buffer: Uint8Array): Datagram {
+  if (!(buffer instanceof Uint8Array)) throw typeError('buffer', 'a Uint8Array', buffer);
+  integer(wc.byteLen, 'wc.byteLen', GRH_BYTES, buffer.length);
+  const bytes = Buffer.from(buffer.buffer, buffer.byteOffset, wc.byteLen);
+  return {
+    payload: bytes.subarray(GRH_BYTES),
+    grh: (wc.wcFlags & WcFlags.GRH) === 0 ? undefined : readGrh(bytes.subarray(0, GRH_BYTES)),
+  };
+}
+
+function readGrh(bytes: Buffer): Grh {
+  // An IPv4 header stands in the last 20 of the 40 bytes; what is in front of it is not defined.
+  const v4 = bytes.subarray(20);
+  if (bytes.readUInt8(0) >> 4 !== 6 && v4.readUInt8(0) === 0x45) {
+    const mapped = (at: number) => `::ffff:${[...v4.subarray(at, at + 4)].join('.')}`;
+    return {
+      version: 4,
+      sgid: mapped(12),
+      dgid: mapped(16),
+      trafficClass: v4.readUInt8(1),
+      flowLabel: 0,
+      hopLimit: v4.readUInt8(8),
+    };
+  }
+  const first = bytes.readUInt32BE(0);
+  return {
+    version: 6,
+    sgid: formatGid(bytes.subarray(8, 24)),
+    dgid: formatGid(bytes.subarray(24, 40)),
+    trafficClass: (first >>> 20) & 0xff,
+    flowLabel: first & 0xf_ffff,
+    hopLimit: bytes.readUInt8(7),
+  };
+}

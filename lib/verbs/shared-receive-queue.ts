@@ -1,0 +1,155 @@
+import { integer, readOptions, uint32 } from '../args.ts';
+import { binding } from '../native/binding.ts';
+import { SrqAttrMask } from '../native/constants.gen.ts';
+import type { SrqHandle } from '../native/native.ts';
+import type { ProtectionDomain } from './protection-domain.ts';
+import { RecvList, type RecvWr } from './recv-list.ts';
+import { Resource } from './resource.ts';
+import { SharedWorkQueue } from './work-queue.ts';
+
+/** What a shared receive queue is made with: `struct ibv_srq_init_attr`. */
+export interface SrqInitAttr {
+  /** Receives that may be outstanding. Default 128. What was granted is in `srq.maxWr`. */
+  maxWr?: number;
+  /** Elements of a receive. Default 1. */
+  maxSge?: number;
+}
+
+/** What a shared receive queue is like: `struct ibv_srq_attr`. */
+export interface SrqAttr {
+  /** Receives that may be outstanding. */
+  maxWr: number;
+  /** Elements of a receive. */
+  maxSge: number;
+  /** When fewer receives than this are left, there is an event SRQ_LIMIT_REACHED, once; then it is 0. */
+  srqLimit: number;
+}
+
+const LIST_CAPACITY = 64;
+
+// What events name the queues of this thread by.
+let lastId = 0;
+
+const collected = new FinalizationRegistry<() => void>((leave) => leave());
+
+/**
+ * A shared receive queue: `struct ibv_srq`: receives that several queue pairs take from. They complete in the queues of
+ * the queue pair that took them, in any order. Made by `pd.createSrq()`.
+ *
+ * @see ibv_create_srq(3), ibv_post_srq_recv(3)
+ */
+export class SharedReceiveQueue extends Resource {
+  /** The domain it belongs to. */
+  readonly pd: ProtectionDomain;
+  /** Receives that may be outstanding: what was granted. */
+  readonly maxWr: number;
+  /** Elements of a receive: what was granted. */
+  readonly maxSge: number;
+  /** @internal */
+  readonly handle: SrqHandle;
+  readonly #id: number;
+  readonly #queue: SharedWorkQueue;
+  readonly #recvs: RecvList;
+  readonly #leave: () => void;
+
+  /** @internal */
+  constructor(pd: ProtectionDomain, attr: SrqInitAttr) {
+    const { maxWr = 128, maxSge = 1 } = readOptions(attr, 'attr', ['maxWr', 'maxSge']);
+    integer(maxWr, 'attr.maxWr', 1, 0x7fff_ffff);
+    integer(maxSge, 'attr.maxSge', 0, 0x7fff_ffff);
+    lastId = (lastId % 0xffff_ffff) + 1;
+    const id = lastId;
+    const native = binding().createSrq(pd.handle, maxWr, maxSge, id);
+    super([pd]);
+    this.pd = pd;
+    this.#id = id;
+    pd.context.events.enter('srq', id, this);
+    this.handle = native.handle;
+    this.maxWr = native.maxWr;
+    this.maxSge = native.maxSge;
+    const queue = new SharedWorkQueue(native.maxWr);
+    this.#queue = queue;
+    this.#recvs = this.#list(Math.min(native.maxWr, LIST_CAPACITY));
+    const { queues } = pd;
+    queues.add(queue);
+    this.#leave = () => {
+      queue.close();
+      queues.delete(queue);
+    };
+    collected.register(this, this.#leave, this.#leave);
+  }
+
+  /** Receives in flight: posted and not completed. */
+  get recvsInFlight(): number {
+    return this.#queue.length;
+  }
+
+  /**
+   * Changes it.
+   *
+   * @param attr - `srqLimit`: arms the event SRQ_LIMIT_REACHED. `maxWr`: another size, where the device can
+   * @throws RdmaError EINVAL for a limit beyond the size, and where the device cannot
+   * @see ibv_modify_srq(3)
+   */
+  modify(attr: { srqLimit?: number; maxWr?: number }): void {
+    this.requireOpen();
+    const { srqLimit, maxWr } = readOptions(attr, 'attr', ['srqLimit', 'maxWr']);
+    let mask = 0;
+    if (srqLimit !== undefined) mask |= SrqAttrMask.LIMIT;
+    if (maxWr !== undefined) mask |= SrqAttrMask.MAX_WR;
+    binding().modifySrq(this.handle, mask, uint32(maxWr ?? 0, 'attr.maxWr'), uint32(srqLimit ?? 0, 'attr.srqLimit'));
+  }
+
+  /** Asks what it is like. @see ibv_query_srq(3) */
+  query(): SrqAttr {
+    this.requireOpen();
+    return binding().querySrq(this.handle);
+  }
+
+  /**
+   * Posts receives, in their order. The memory they use is held until their completion was polled.
+   *
+   * @param wrs - one, or a list
+   * @throws as `qp.postRecv()`
+   */
+  postRecv(wrs: RecvWr | readonly RecvWr[]): void {
+    if (!Array.isArray(wrs)) this.#recvs.postOne(wrs as RecvWr);
+    else if (wrs.length > 0) this.#recvs.postAll(wrs);
+    else this.requireOpen();
+  }
+
+  /** Prepares a list of receives, of at most `maxWr`. */
+  prepareRecv(wrs: RecvWr | readonly RecvWr[]): RecvList {
+    this.requireOpen();
+    const requests = Array.isArray(wrs) ? (wrs as readonly RecvWr[]) : [wrs as RecvWr];
+    integer(requests.length, 'wrs.length', 1, this.maxWr);
+    const list = this.#list(requests.length);
+    requests.forEach((wr, i) => list.encode(i, wr, i));
+    return list;
+  }
+
+  #list(length: number): RecvList {
+    const shared = binding().createSrqRecvList(this.handle, length, this.maxSge, this.#queue.id);
+    return new RecvList(this, this.#queue, shared, length, this.maxSge, 'ibv_post_srq_recv', 0);
+  }
+
+  /** @internal */
+  refuse(): never {
+    this.requireOpen();
+    throw new Error('A shared receive queue that is open is postable');
+  }
+
+  /** @internal */
+  describe(): string {
+    return `SharedReceiveQueue (${this.maxWr} receives)`;
+  }
+
+  protected readonly destroyVerb = 'ibv_destroy_srq';
+
+  protected destroy(): void {
+    binding().destroySrq(this.handle);
+    this.pd.context.events.leave('srq', this.#id);
+    collected.unregister(this.#leave);
+    this.#leave();
+  }
+}
