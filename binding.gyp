@@ -17,7 +17,7 @@
           ],
           "cflags!": ["-fno-exceptions"],
           "cflags_cc!": ["-fno-exceptions", "-fno-rtti"],
-          "cflags_cc": ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"],
+          "cflags_cc": ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-fno-plt"],
           # The C++ library is linked in, since the system's may be too old. The unwinder is not: Node brings it along, and
           # a static one needs a younger C library.
           "ldflags": [

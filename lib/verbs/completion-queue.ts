@@ -71,7 +71,6 @@ class Cursor implements WorkCompletion {
   readonly #bytes: DataView;
   readonly #wrIds: Float64Array;
   #base = 0;
-  #index = 0;
 
   constructor(memory: ArrayBuffer, wrIds: Float64Array) {
     this.#words = new Int32Array(memory);
@@ -80,12 +79,11 @@ class Cursor implements WorkCompletion {
   }
 
   at(index: number): this {
-    this.#index = index;
     this.#base = index * WORDS;
     return this;
   }
   get wrId(): number {
-    return this.#wrIds[this.#index] as number;
+    return this.#wrIds[this.#base / WORDS] as number;
   }
   get status(): number {
     return this.#words[this.#base + STATUS] as number;

@@ -262,11 +262,8 @@ export class SendList extends PostList {
       +(invalidateRkey !== undefined) +
       +(remote !== undefined) +
       +(compareAdd !== undefined) +
-      +(swap !== undefined) +
-      +(wr.ah !== undefined) +
-      +(wr.remoteQpn !== undefined) +
-      +(wr.remoteQkey !== undefined);
-    if (keys !== known) readOptions(wr, label(name), SEND_WR_KEYS);
+      +(swap !== undefined);
+    if (keys !== known) this.#checkKeys(wr, name);
 
     const trait = typeof opcode === 'number' ? (this.#traits[opcode] ?? -1) : -1;
     if (trait === -1) {
@@ -305,12 +302,7 @@ export class SendList extends PostList {
     if ((trait & NEEDS_REMOTE) !== 0) this.#encodeRemote(index, remote, trait, bytes, name);
     else if (remote !== undefined) throw valueError(`${label(name, 'remote')}: this opcode has no remote memory`);
 
-    const { ah } = wr;
-    if (this.#ahs !== null) {
-      this.#checkAddress(wr, name);
-    } else if (ah !== undefined || wr.remoteQpn !== undefined || wr.remoteQkey !== undefined) {
-      throw valueError(`${label(name)}: ah, remoteQpn and remoteQkey are for UD queue pairs only`);
-    }
+    if (this.#ahs !== null) this.#checkAddress(wr, name);
 
     const words = this.words;
     const at = this.at(index);
@@ -321,16 +313,25 @@ export class SendList extends PostList {
     this.encodeSgList(index, sgList ?? []);
     words[at + NUM_SGE] = sgList === undefined ? 0 : Array.isArray(sgList) ? sgList.length : 1;
     if (this.#ahs !== null) {
-      this.#ahs[index] = (ah as AddressHandle).number;
+      const ah = wr.ah as AddressHandle;
+      this.#ahs[index] = ah.number;
       words[at + REMOTE_QPN] = wr.remoteQpn as number;
       words[at + REMOTE_QKEY] = (wr.remoteQkey as number) | 0;
-      this.alsoHold(index, ah as AddressHandle);
+      this.alsoHold(index, ah);
     }
     if ((trait & NEEDS_IMM) !== 0) words[at + IMM_DATA] = swap32(immData as number) | 0;
     if ((trait & NEEDS_INVALIDATE) !== 0) words[at + IMM_DATA] = (invalidateRkey as number) | 0;
     if ((trait & ATOMIC) !== 0) {
       encode64(words, at + COMPARE_ADD, compareAdd as bigint);
       encode64(words, at + SWAP, swap ?? 0n);
+    }
+  }
+
+  // For a request with keys that are not of every transport.
+  #checkKeys(wr: SendWr, name: Name): void {
+    readOptions(wr, label(name), SEND_WR_KEYS);
+    if (this.#ahs === null && (wr.ah !== undefined || wr.remoteQpn !== undefined || wr.remoteQkey !== undefined)) {
+      throw valueError(`${label(name)}: ah, remoteQpn and remoteQkey are for UD queue pairs only`);
     }
   }
 

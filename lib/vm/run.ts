@@ -65,13 +65,21 @@ const bootMs = 180_000;
 // A guest on a working KVM says hello within a second.
 const trialMs = 15_000;
 
+/** What a boot needs, in the cache. */
+export interface PreparedVm {
+  /** The unpacked kernel. */
+  kernel: Kernel;
+  /** The initrd's file. */
+  initrd: string;
+}
+
 /**
  * Fetches and builds what a boot needs, or finds it in the cache: kernel, modules, initrd.
  *
  * @returns The paths, for the curious; {@link runInVm} calls this itself.
  * @throws {@link VmError} ERR_VM_PLATFORM, ERR_VM_PACKAGES or ERR_VM_KERNEL, whose message says what to type.
  */
-export async function prepareVm(options: PrepareOptions = {}): Promise<{ kernel: Kernel; initrd: string }> {
+export async function prepareVm(options: PrepareOptions = {}): Promise<PreparedVm> {
   await checkHost();
   const kernel = await prepareKernel(options);
   return { kernel, initrd: await prepareInitrd(kernel) };

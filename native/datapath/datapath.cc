@@ -159,7 +159,9 @@ class WcRing final : public SharedList {
     int kept = 0;
     for (int i = 0; i < count; i++) {
       const uint64_t wr_id = wc_[i].wr_id;
-      WorkQueue* queue = queues_.Find(static_cast<uint32_t>(wr_id >> 32));
+      const auto id = static_cast<uint32_t>(wr_id >> 32);
+      if (!last_ || last_->id() != id || last_->is_gone()) last_ = queues_.Share(id);
+      WorkQueue* const queue = last_.get();
       // Some providers leave the completions of a destroyed queue pair in the queue; those are dropped on all.
       if (queue == nullptr || !queue->Complete(static_cast<uint32_t>(wr_id), &wr_ids_[kept])) continue;
       if (kept != i) wc_[kept] = wc_[i];
@@ -179,6 +181,8 @@ class WcRing final : public SharedList {
   std::shared_ptr<CqHandle> cq_;
   // The doorbell's, which owns this ring.
   const WorkQueues& queues_;
+  // That of the last completion: mostly the next one is of the same.
+  std::shared_ptr<WorkQueue> last_;
   ibv_wc* wc_;
   double* wr_ids_;
   int32_t capacity_;

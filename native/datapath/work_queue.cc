@@ -17,6 +17,7 @@ bool WorkQueues::Reserve(uint32_t* id) {
 
 void WorkQueues::Leave(uint32_t id) {
   if (Find(id) == nullptr) return;
+  places_[id & kPlaceMask]->Leave();
   places_[id & kPlaceMask].reset();
   free_.push_back(id);
 }

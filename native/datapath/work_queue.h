@@ -31,6 +31,9 @@ class WorkQueue {
   }
 
   uint32_t id() const { return id_; }
+  // Whether its words may be gone: who kept a share must ask first.
+  bool is_gone() const { return is_gone_; }
+  void Leave() { is_gone_ = true; }
 
   // Numbers `count` requests that are about to be posted: no more than fit the queue.
   template <class Wr>
@@ -92,6 +95,7 @@ class WorkQueue {
   std::vector<double> wr_ids_;
   const uint32_t mask_;
   std::vector<uint32_t> free_;
+  bool is_gone_ = false;
 };
 
 // The queues of an environment, by the place in their id.
