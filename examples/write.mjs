@@ -27,13 +27,13 @@ async function server() {
 async function client(host) {
   const mr = await pd.alloc(4096);
   const endpoint = await connectTcp({ pd, host, port });
-  const remote = new RemoteRegion(JSON.parse(endpoint.privateData.toString()));
+  const remote = RemoteRegion.parse(endpoint.privateData);
 
   const length = mr.buffer.write('Hello from the other side!');
   await endpoint.write(mr.slice(0, length), remote.slice(0, length));
   console.log(`${length} bytes written`);
 
-  await endpoint.send(mr.slice(0, 0));
+  await endpoint.send();
   await endpoint.close();
 }
 

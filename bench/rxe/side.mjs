@@ -31,7 +31,7 @@ if (isClient) {
 }
 const { qp } = endpoint;
 const cq = qp.sendCq;
-const remote = new RemoteRegion(JSON.parse(endpoint.privateData.toString()));
+const remote = RemoteRegion.parse(endpoint.privateData);
 
 // Sent from the first part, received in the second; the third is for what keeps the sides in step.
 const outgoing = (bytes) => mr.slice(0, bytes);

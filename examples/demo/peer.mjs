@@ -39,7 +39,7 @@ const there = (/** @type {number} */ length) => remote.slice(START, length);
 
 function use(/** @type {import('node-rdma').Endpoint} */ connected) {
   endpoint = connected;
-  remote = new RemoteRegion(JSON.parse(endpoint.privateData.toString()));
+  remote = RemoteRegion.parse(endpoint.privateData);
 }
 
 function bytesOf(/** @type {Content} */ content) {

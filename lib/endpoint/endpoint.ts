@@ -82,16 +82,18 @@ export class Endpoint {
   /**
    * Sends a message. The peer must have a receive for it, or get one within its RNR retries.
    *
-   * @param local - the bytes of the message; a slice of 0 bytes for none
+   * @param local - the bytes of the message. Default none: a message of 0 bytes
    * @param options - as all operations; and `immData`: 32 bits in host byte order, which the receive gets. Default none
    * @returns when the peer's NIC has acknowledged it: it is in its memory, if perhaps not looked at
    * @see ibv_post_send(3), IBV_WR_SEND and IBV_WR_SEND_WITH_IMM
    */
-  send(local: MemorySlice, options?: OperationOptions & { immData?: number }): Promise<void> {
-    const immData = options?.immData;
-    if (immData === undefined) return this.#post({ wrId: 0, opcode: WrOpcode.SEND, sgList: local }, 'send', options);
-    const { immData: _, ...rest } = options as object & { immData: number };
-    const wr = { wrId: 0, opcode: WrOpcode.SEND_WITH_IMM, sgList: local, immData };
+  send(local?: MemorySlice, options?: OperationOptions & { immData?: number }): Promise<void> {
+    const wr: SendWr = { wrId: 0, opcode: WrOpcode.SEND };
+    if (local !== undefined) wr.sgList = local;
+    if (options?.immData === undefined) return this.#post(wr, 'send', options);
+    const { immData, ...rest } = options;
+    wr.opcode = WrOpcode.SEND_WITH_IMM;
+    wr.immData = immData;
     return this.#post(wr, 'send', rest);
   }
 

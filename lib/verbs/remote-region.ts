@@ -37,6 +37,23 @@ export class RemoteRegion {
   }
 
   /**
+   * The region of a token that came as JSON, such as in the private data of a connection.
+   *
+   * @param json - what `JSON.stringify(mr.remote())` gave there, as text or as its UTF-8 bytes; not trusted
+   * @throws TypeError or RangeError when it is malformed
+   */
+  static parse(json: string | Uint8Array): RemoteRegion {
+    if (typeof json !== 'string' && !(json instanceof Uint8Array)) throw typeError('json', 'a string or bytes', json);
+    let token: RemoteRegionToken;
+    try {
+      token = JSON.parse(typeof json === 'string' ? json : new TextDecoder().decode(json));
+    } catch {
+      throw valueError('json is not the JSON of a RemoteRegionToken');
+    }
+    return new RemoteRegion(token);
+  }
+
+  /**
    * A part of the region, as work requests take it.
    *
    * @param offset - first byte, default 0

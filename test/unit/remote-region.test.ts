@@ -101,3 +101,25 @@ describe('checkRange', () => {
     );
   });
 });
+
+describe('RemoteRegion.parse', () => {
+  it('reads what JSON.stringify(mr.remote()) gave, as text or bytes', () => {
+    const json = '{"addr":"0x7f0012345000","rkey":43981,"length":64}';
+    for (const given of [json, Buffer.from(json)]) {
+      expect(RemoteRegion.parse(given)).toMatchObject({ addr: 0x7f0012345000n, rkey: 0xabcd, length: 64 });
+    }
+  });
+
+  it('refuses what is no token, with a typed error', () => {
+    for (const wrong of ['', '{', 'null', '[]', '{"addr":"7","rkey":1,"length":1}', Buffer.of(0xff), 7, undefined]) {
+      const error = (() => {
+        try {
+          return RemoteRegion.parse(wrong as never);
+        } catch (reason) {
+          return reason;
+        }
+      })();
+      expect((error as { code?: string }).code, String(wrong)).toMatch(/^ERR_/);
+    }
+  });
+});
