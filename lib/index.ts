@@ -48,12 +48,8 @@ export { chooseGid, formatGid, type GidEntry, parseGid } from './verbs/gid.ts';
 export { MemoryRegion, MemorySlice } from './verbs/memory-region.ts';
 export { MemoryWindow } from './verbs/memory-window.ts';
 export { type AllocOptions, ProtectionDomain, type RegMrOptions } from './verbs/protection-domain.ts';
-export {
-  type QpAttr,
-  type QpAttrs,
-  type QpInitAttr,
-  QueuePair,
-} from './verbs/queue-pair.ts';
+export type { QpAttr, QpAttrs } from './verbs/qp-attributes.ts';
+export { type QpInitAttr, QueuePair } from './verbs/queue-pair.ts';
 export { RecvList, type RecvWr } from './verbs/recv-list.ts';
 export { RemoteRegion, type RemoteRegionToken, RemoteSlice } from './verbs/remote-region.ts';
 export { Resource } from './verbs/resource.ts';

@@ -5,7 +5,8 @@ import { RdmaError } from '../errors.ts';
 import { AccessFlags, LinkLayer, Mtu, PortState, QpState } from '../native/constants.gen.ts';
 import { environmentNumber } from '../verbs/context.ts';
 import { formatGid, parseGid } from '../verbs/gid.ts';
-import { type QpAttr, QueuePair } from '../verbs/queue-pair.ts';
+import type { QpAttr } from '../verbs/qp-attributes.ts';
+import { QueuePair } from '../verbs/queue-pair.ts';
 
 /** What one side of an RC connection tells the other. The GID travels, never its index: that is a matter of each side. */
 export interface ConnectionInfo {
