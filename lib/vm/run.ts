@@ -109,6 +109,7 @@ export async function runInVm(options: VmOptions): Promise<VmResult> {
 
   const order = await accelerators(options.accel);
   let kvmFailed = false;
+  let bootCrashes = 0;
   for (;;) {
     const accel = order.shift()!;
     const guest = new Guest({ accel, image: kernel.image, initrd, memory, cpus, out });
@@ -116,10 +117,22 @@ export async function runInVm(options: VmOptions): Promise<VmResult> {
     options.signal?.addEventListener('abort', abort, { once: true });
     if (options.signal?.aborted) abort();
     try {
-      return { accel, ...(await converse(guest, request, options, order.length > 0 ? trialMs : bootMs)) };
+      return {
+        accel,
+        ...(await converse(guest, request, options, accel === 'kvm' && order.length > 0 ? trialMs : bootMs)),
+      };
     } catch (error) {
-      if (order.length === 0 || guest.progress !== '' || options.signal?.aborted) throw error;
-      kvmFailed = true;
+      if (guest.progress === 'ready' || options.signal?.aborted) throw error;
+      if (order.length > 0 && guest.progress === '') {
+        kvmFailed = true;
+      } else {
+        // Emulated processors now and then trip over a kernel that patches its own code while it boots. The command has
+        // not begun, so it can be tried again, and whoever asked is told.
+        const crashed = error instanceof VmError && ['ERR_VM_KERNEL_OOPS', 'ERR_VM_CRASH'].includes(error.code);
+        if (accel !== 'tcg' || !crashed || ++bootCrashes > 2) throw error;
+        options.onProgress?.(`the guest crashed while it booted; starting it again (${error.code})`);
+        order.push(accel);
+      }
     } finally {
       options.signal?.removeEventListener('abort', abort);
       await guest.close();
