@@ -5,7 +5,8 @@ import { join } from 'node:path';
 import { setup } from './setup.mjs';
 import { root } from './shell.mjs';
 
-await setup({ system: ['run'], native: false });
+// With the addon: what is run in the VM is mostly a program that uses it.
+await setup({ system: ['build', 'run'] });
 
 // npm starts scripts in the package's folder, which need not be where the user is.
 if (process.env.npm_lifecycle_event === 'vm') process.chdir(process.env.INIT_CWD);

@@ -55,8 +55,9 @@ function load(): Binding {
   } catch (cause) {
     throw new RdmaUnavailableError(
       `The addon of node-rdma cannot be loaded on ${process.platform}-${process.arch}: ` +
-        `${cause instanceof Error ? cause.message.split('\n')[0] : cause}. Without a prebuilt one it is compiled at ` +
-        'installation, which takes a C++ compiler and the headers of libibverbs and librdmacm.',
+        `${cause instanceof Error ? cause.message.split('\n')[0] : cause}. In a checkout type "npm run setup". As a ` +
+        'dependency it is compiled at installation where there is no prebuilt one: "apt-get install g++ make python3 ' +
+        'libibverbs-dev librdmacm-dev" (Debian, Ubuntu), then "npm rebuild node-rdma".',
       { cause },
     );
   }

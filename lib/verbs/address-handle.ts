@@ -73,16 +73,25 @@ function globalRoute(value: GlobalRoute, name: string): object {
 export class AddressHandle extends Resource {
   /** The domain it belongs to. */
   readonly pd: ProtectionDomain;
-  /** What the addon knows it by in a work request. @internal */
-  readonly number: number;
+  readonly #number: number;
   readonly #handle: AhHandle;
 
   /** @internal */
   constructor(pd: ProtectionDomain, native: { handle: AhHandle; number: number }) {
     super([pd]);
     this.pd = pd;
-    this.number = native.number;
+    this.#number = native.number;
     this.#handle = native.handle;
+  }
+
+  /** Whether it is one, and not something that was made to look like one. @internal */
+  static is(value: unknown): value is AddressHandle {
+    return typeof value === 'object' && value !== null && #number in value;
+  }
+
+  /** What the addon knows it by in a work request. @internal */
+  static numberOf(ah: AddressHandle): number {
+    return ah.#number;
   }
 
   /** @internal */
@@ -103,7 +112,7 @@ export class AddressHandle extends Resource {
 
   /** @internal */
   describe(): string {
-    return `AddressHandle ${this.number}`;
+    return `AddressHandle ${this.#number}`;
   }
 
   protected readonly destroyVerb = 'ibv_destroy_ah';

@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs';
-import { integer, rangeError, typeError } from '../args.ts';
+import { integer, rangeError, stateError, typeError } from '../args.ts';
 import type { RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
 import type { MrHandle, NativeMr } from '../native/native.ts';
@@ -19,14 +19,6 @@ export class MemoryRegion extends Resource {
    * it was made by `alloc()`, and the caller's as before if it was made by `regMr()`.
    */
   readonly buffer: Buffer;
-  /** Virtual address of the first byte. */
-  readonly addr: bigint;
-  /** Length in bytes. */
-  readonly length: number;
-  /** The key that requests of this process name the region by. */
-  readonly lkey: number;
-  /** The key that a peer names it by. It is a capability: who has it may use the region as `access` says. */
-  readonly rkey: number;
   /** The access flags it was registered with. */
   readonly access: number;
   /** The domain it belongs to. */
@@ -34,6 +26,8 @@ export class MemoryRegion extends Resource {
 
   /** @internal */
   readonly handle: MrHandle;
+  readonly #native: NativeMr;
+  readonly #length: number;
   // Ours to take away at close; the caller's memory is left alone.
   readonly #owned: ArrayBuffer | undefined;
 
@@ -42,13 +36,51 @@ export class MemoryRegion extends Resource {
     super([pd]);
     this.pd = pd;
     this.buffer = buffer;
-    this.addr = native.addr;
-    this.length = buffer.length;
-    this.lkey = native.lkey;
-    this.rkey = native.rkey;
+    this.#native = native;
+    this.#length = buffer.length;
     this.access = access;
     this.handle = native.handle;
     this.#owned = owned;
+  }
+
+  /** Virtual address of the first byte. */
+  get addr(): bigint {
+    return this.#native.addr;
+  }
+
+  /** Length in bytes. */
+  get length(): number {
+    return this.#length;
+  }
+
+  /** The key that requests of this process name the region by. */
+  get lkey(): number {
+    return this.#native.lkey;
+  }
+
+  /** The key that a peer names it by. It is a capability: who has it may use the region as `access` says. */
+  get rkey(): number {
+    return this.#native.rkey;
+  }
+
+  /** Whether the memory is the caller's, who can take it away. @internal */
+  get isBorrowed(): boolean {
+    return this.#owned === undefined;
+  }
+
+  /**
+   * Throws when the region is closed, and when the caller's memory was detached: given to a byte stream, say. The device
+   * could still reach where it was.
+   *
+   * @internal
+   */
+  override requireOpen(): void {
+    super.requireOpen();
+    if (this.#owned === undefined && this.buffer.length !== this.#length) {
+      throw stateError(
+        `The memory of ${this.describe()} was detached: it must stay where it is until the region is closed`,
+      );
+    }
   }
 
   /**
@@ -96,12 +128,10 @@ export class MemoryRegion extends Resource {
 
 /** A checked part of a {@link MemoryRegion}: what a scatter/gather element is made of. */
 export class MemorySlice {
-  /** The region it lies in. */
-  readonly region: MemoryRegion;
-  /** First byte, counted from the region's start. */
-  readonly offset: number;
-  /** Length in bytes. */
-  readonly length: number;
+  // Private, and read by static methods only: an address that was made up must not reach C.
+  readonly #region: MemoryRegion;
+  readonly #offset: number;
+  readonly #length: number;
   readonly #addrLow: number;
   readonly #addrHigh: number;
   readonly #lkey: number;
@@ -109,25 +139,55 @@ export class MemorySlice {
   /** @internal */
   constructor(region: MemoryRegion, offset: number, length: number) {
     const addr = region.addr + BigInt(offset);
-    this.region = region;
-    this.offset = offset;
-    this.length = length;
+    this.#region = region;
+    this.#offset = offset;
+    this.#length = length;
     this.#addrLow = Number(addr & 0xffff_ffffn) | 0;
     this.#addrHigh = Number(addr >> 32n) | 0;
     this.#lkey = region.lkey | 0;
   }
 
+  /** The region it lies in. */
+  get region(): MemoryRegion {
+    return this.#region;
+  }
+
+  /** First byte, counted from the region's start. */
+  get offset(): number {
+    return this.#offset;
+  }
+
+  /** Length in bytes. */
+  get length(): number {
+    return this.#length;
+  }
+
   /** The bytes of the slice, in place. */
   get buffer(): Buffer {
-    return this.region.buffer.subarray(this.offset, this.offset + this.length);
+    return this.#region.buffer.subarray(this.#offset, this.#offset + this.#length);
+  }
+
+  /** Whether it is one, and not something that was made to look like one. @internal */
+  static is(value: unknown): value is MemorySlice {
+    return typeof value === 'object' && value !== null && #region in value;
+  }
+
+  /** @internal */
+  static regionOf(slice: MemorySlice): MemoryRegion {
+    return slice.#region;
+  }
+
+  /** @internal */
+  static lengthOf(slice: MemorySlice): number {
+    return slice.#length;
   }
 
   /** Writes a `struct ibv_sge` at a word index. @internal */
-  encode(words: Int32Array, at: number): void {
-    words[at] = this.#addrLow;
-    words[at + 1] = this.#addrHigh;
-    words[at + 2] = this.length | 0;
-    words[at + 3] = this.#lkey;
+  static encode(slice: MemorySlice, words: Int32Array, at: number): void {
+    words[at] = slice.#addrLow;
+    words[at + 1] = slice.#addrHigh;
+    words[at + 2] = slice.#length | 0;
+    words[at + 3] = slice.#lkey;
   }
 }
 

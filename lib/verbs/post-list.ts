@@ -1,4 +1,5 @@
 import { constants } from 'node:os';
+import { stateError } from '../args.ts';
 import { PostError } from '../errors.ts';
 import { binding, doorbell } from '../native/binding.ts';
 import { Layout } from '../native/layout.gen.ts';
@@ -11,7 +12,7 @@ import {
   QUEUE_TAIL,
   type SharedList,
 } from '../native/native.ts';
-import type { MemorySlice } from './memory-region.ts';
+import { type MemoryRegion, MemorySlice } from './memory-region.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import type { Resource } from './resource.ts';
 import type { Held, InFlight } from './work-queue.ts';
@@ -30,6 +31,14 @@ export type Name = number | string;
 export function label(name: Name, field?: string): string {
   const request = typeof name === 'number' ? `wrs[${name}]` : name;
   return field === undefined ? request : `${request}.${field}`;
+}
+
+/** The elements of a list, each read once, and no more than `most` of them. @internal */
+export function elementsOf<T>(list: readonly T[], most: number): T[] {
+  const elements: T[] = [];
+  const length = Math.min(list.length, most);
+  for (let i = 0; i < length; i++) elements.push(list[i] as T);
+  return elements;
 }
 
 const SGE_WORDS = Layout.sge.size / 4;
@@ -60,6 +69,10 @@ export abstract class PostList {
   // What each request uses. Once posted as a list it belongs to the queue as well, and a change makes a new one.
   #held: Held[];
   #isShared = false;
+  // Whether there is memory of the caller's among it, who can take it away at any time.
+  #hasBorrowed = false;
+  // Whether requests are being encoded: what the caller passes may have getters, which may post.
+  #isBusy = false;
   // The closings of the domain when all the regions were last seen open.
   #checkedAt = -1;
 
@@ -105,13 +118,22 @@ export abstract class PostList {
     }
     const at = this.#firstSge + index * this.#maxSge * SGE_WORDS;
     if (!Array.isArray(sgList)) {
-      (sgList as MemorySlice).encode(this.words, at);
-      this.#held[index] = (sgList as MemorySlice).region;
+      const region = MemorySlice.regionOf(sgList as MemorySlice);
+      MemorySlice.encode(sgList as MemorySlice, this.words, at);
+      this.#held[index] = region;
+      if (region.isBorrowed) this.#hasBorrowed = true;
       return;
     }
     const slices = sgList as readonly MemorySlice[];
-    for (let i = 0; i < slices.length; i++) (slices[i] as MemorySlice).encode(this.words, at + i * SGE_WORDS);
-    this.#held[index] = slices.length > 1 ? slices.map((slice) => slice.region) : (slices[0]?.region ?? null);
+    const regions: MemoryRegion[] = [];
+    for (let i = 0; i < slices.length; i++) {
+      const slice = slices[i] as MemorySlice;
+      const region = MemorySlice.regionOf(slice);
+      MemorySlice.encode(slice, this.words, at + i * SGE_WORDS);
+      regions.push(region);
+      if (region.isBorrowed) this.#hasBorrowed = true;
+    }
+    this.#held[index] = regions.length > 1 ? regions : (regions[0] ?? null);
   }
 
   /** Holds one thing more for a request than its memory. @internal */
@@ -132,7 +154,7 @@ export abstract class PostList {
    */
   post(): void {
     const closings = this.pd.closings;
-    if (this.#checkedAt !== closings) {
+    if (this.#checkedAt !== closings || this.#hasBorrowed) {
       for (const held of this.#held) requireOpen(held);
       this.#checkedAt = closings;
     }
@@ -141,15 +163,31 @@ export abstract class PostList {
 
   /**
    * Posts the first `count` requests, which were encoded just now, and forgets what they use; `done` went before them in
-   * the caller's list.
+   * the caller's list, and `closings` is what the domain's was before they were encoded.
    *
    * @internal
    */
-  protected postEncoded(count: number, done: number): void {
+  protected postEncoded(count: number, done: number, closings: number): void {
+    // A getter of a later request may have closed what an earlier one uses.
+    if (this.pd.closings !== closings) for (let i = 0; i < count; i++) requireOpen(this.#held[i] as Held);
+    this.#submit(count, false, done);
+    for (let i = 0; i < count; i++) this.#held[i] = null;
+  }
+
+  /**
+   * Encodes requests and posts them, in this order and nothing between: getters of what the caller passes could post to
+   * this same list, or close what was checked already.
+   *
+   * @internal
+   */
+  protected exclusively(encodeAndPost: () => void): void {
+    if (this.#isBusy)
+      throw stateError('Requests are being posted to this queue: a getter of one of them must not post');
+    this.#isBusy = true;
     try {
-      this.#submit(count, false, done);
+      encodeAndPost();
     } finally {
-      for (let i = 0; i < count; i++) this.#held[i] = null;
+      this.#isBusy = false;
     }
   }
 

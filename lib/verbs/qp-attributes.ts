@@ -126,10 +126,10 @@ export function qpCap(value: Partial<QpCap> | undefined, name: string, defaults:
  * @param cap - the queue pair's, for those of a new one that are not named
  * @internal
  */
-export function nativeAttributes(attr: QpAttr, cap: QpCap): { native: object; mask: number } {
+export function nativeAttributes(attr: QpAttr, cap: QpCap): { native: { qpState?: QpState }; mask: number } {
   if (attr === undefined) throw typeError('attr', 'an object', attr);
   const given = readOptions(attr, 'attr', attributeNames) as Record<string, unknown>;
-  const native: Record<string, unknown> = {};
+  const native: Record<string, unknown> & { qpState?: QpState } = {};
   let mask = 0;
   for (const [name, [bit, check]] of Object.entries(attributes)) {
     if (given[name] === undefined) continue;
@@ -146,8 +146,9 @@ export function nativeAttributes(attr: QpAttr, cap: QpCap): { native: object; ma
       if (native[name] === undefined) throw valueError(`attr.${name} is missing: an alternate path takes all four`);
     }
   }
-  if (attr.cap !== undefined) {
-    native.cap = qpCap(attr.cap, 'attr.cap', cap);
+  const { cap: wanted } = attr;
+  if (wanted !== undefined) {
+    native.cap = qpCap(wanted, 'attr.cap', cap);
     mask |= QpAttrMask.CAP;
   }
   if (mask === 0) throw valueError('attr has no attributes');

@@ -172,7 +172,7 @@ export class QueuePair extends Resource {
     } catch (error) {
       throw this.#explain(error, attr, mask);
     }
-    this.#entered(attr.qpState);
+    this.#entered(native.qpState);
   }
 
   /** As `modify()`, but on this thread: it may block for as long as a neighbour's address takes to resolve. */
@@ -184,7 +184,7 @@ export class QueuePair extends Resource {
     } catch (error) {
       throw this.#explain(error, attr, mask);
     }
-    this.#entered(attr.qpState);
+    this.#entered(native.qpState);
   }
 
   /**

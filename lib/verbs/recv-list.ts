@@ -2,7 +2,7 @@ import { integer, rangeError, readOptions, typeError, valueError } from '../args
 import { Layout } from '../native/layout.gen.ts';
 import type { SharedList } from '../native/native.ts';
 import { MemorySlice } from './memory-region.ts';
-import { label, type Name, type Posting, PostList } from './post-list.ts';
+import { elementsOf, label, type Name, type Posting, PostList } from './post-list.ts';
 import type { InFlight } from './work-queue.ts';
 
 /** A receive request: `struct ibv_recv_wr`. */
@@ -64,16 +64,17 @@ export class RecvList extends PostList {
   /** Checks a request whole, then writes it. @internal */
   encode(index: number, wr: RecvWr, name: Name): void {
     if (typeof wr !== 'object' || wr === null) throw typeError(label(name), 'an object', wr);
-    const { wrId, sgList } = wr;
+    const { wrId, sgList: given } = wr;
+    const sgList = Array.isArray(given) ? elementsOf(given, this.#maxSge + 1) : given;
     let keys = 0;
     for (const _ in wr) keys++;
-    if (keys !== +(wrId !== undefined) + +(sgList !== undefined)) readOptions(wr, label(name), KNOWN_KEYS);
+    if (keys !== +(wrId !== undefined) + +(given !== undefined)) readOptions(wr, label(name), KNOWN_KEYS);
     if (wrId !== undefined && !(Number.isSafeInteger(wrId) && wrId >= 0)) {
       integer(wrId, label(name, 'wrId'), 0, Number.MAX_SAFE_INTEGER);
     }
     let elements = 0;
     let bytes = 0;
-    if (sgList instanceof MemorySlice) {
+    if (MemorySlice.is(sgList)) {
       elements = 1;
       bytes = this.#checkSlice(sgList, name);
     } else if (Array.isArray(sgList)) {
@@ -96,30 +97,42 @@ export class RecvList extends PostList {
   }
 
   #checkSlice(slice: unknown, name: Name): number {
-    if (!(slice instanceof MemorySlice)) {
+    if (!MemorySlice.is(slice)) {
       throw typeError(label(name, 'sgList'), 'of MemorySlices (mr.slice())', slice);
     }
-    slice.region.requireOpen();
-    if (slice.region.pd !== this.pd) {
+    const region = MemorySlice.regionOf(slice);
+    region.requireOpen();
+    if (region.pd !== this.pd) {
       throw valueError(`${label(name, 'sgList')} is of another protection domain than the queue pair`);
     }
-    return slice.length;
+    return MemorySlice.lengthOf(slice);
   }
 
   /** Posts `wrs` through this list, as many at a time as it has room for. @internal */
-  postAll(wrs: readonly RecvWr[]): void {
-    // A mistake anywhere in the list must be found before anything is posted.
-    if (wrs.length > this.length) wrs.forEach((wr, i) => this.encode(0, wr, i));
-    for (let done = 0; done < wrs.length; done += this.length) {
-      const count = Math.min(wrs.length - done, this.length);
-      for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as RecvWr, done + i);
-      this.postEncoded(count, done);
-    }
+  postAll(given: readonly RecvWr[]): void {
+    this.exclusively(() => {
+      let wrs = given;
+      if (given.length > this.length) {
+        // A mistake anywhere in the list must be found before anything is posted, and what was checked must not change.
+        wrs = Array.from(given, (wr) => (typeof wr === 'object' && wr !== null ? { ...wr } : wr));
+        wrs.forEach((wr, i) => this.encode(0, wr, i));
+      }
+      const total = wrs.length;
+      for (let done = 0; done < total; done += this.length) {
+        const count = Math.min(total - done, this.length);
+        const { closings } = this.pd;
+        for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as RecvWr, done + i);
+        this.postEncoded(count, done, closings);
+      }
+    });
   }
 
   /** @internal */
   postOne(wr: RecvWr): void {
-    this.encode(0, wr, 'wr');
-    this.postEncoded(1, 0);
+    this.exclusively(() => {
+      const { closings } = this.pd;
+      this.encode(0, wr, 'wr');
+      this.postEncoded(1, 0, closings);
+    });
   }
 }

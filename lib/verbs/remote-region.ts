@@ -68,10 +68,8 @@ export class RemoteRegion {
 
 /** A checked part of a {@link RemoteRegion}. */
 export class RemoteSlice {
-  /** First byte, counted from the region's start. */
-  readonly offset: number;
-  /** Length in bytes. */
-  readonly length: number;
+  readonly #offset: number;
+  readonly #length: number;
   readonly #addrLow: number;
   readonly #addrHigh: number;
   readonly #rkey: number;
@@ -79,22 +77,42 @@ export class RemoteSlice {
   /** @internal */
   constructor(region: RemoteRegion, offset: number, length: number) {
     const addr = region.addr + BigInt(offset);
-    this.offset = offset;
-    this.length = length;
+    this.#offset = offset;
+    this.#length = length;
     this.#addrLow = Number(addr & 0xffff_ffffn) | 0;
     this.#addrHigh = Number(addr >> 32n) | 0;
     this.#rkey = region.rkey | 0;
   }
 
+  /** First byte, counted from the region's start. */
+  get offset(): number {
+    return this.#offset;
+  }
+
+  /** Length in bytes. */
+  get length(): number {
+    return this.#length;
+  }
+
+  /** Whether it is one, and not something that was made to look like one. @internal */
+  static is(value: unknown): value is RemoteSlice {
+    return typeof value === 'object' && value !== null && #rkey in value;
+  }
+
+  /** @internal */
+  static lengthOf(slice: RemoteSlice): number {
+    return slice.#length;
+  }
+
   /** Whether the address is a multiple of 8, as atomics need. @internal */
-  get aligned(): boolean {
-    return (this.#addrLow & 7) === 0;
+  static isAligned(slice: RemoteSlice): boolean {
+    return (slice.#addrLow & 7) === 0;
   }
 
   /** Writes remote_addr and the key at two word indexes. @internal */
-  encode(words: Int32Array, addrAt: number, rkeyAt: number): void {
-    words[addrAt] = this.#addrLow;
-    words[addrAt + 1] = this.#addrHigh;
-    words[rkeyAt] = this.#rkey;
+  static encode(slice: RemoteSlice, words: Int32Array, addrAt: number, rkeyAt: number): void {
+    words[addrAt] = slice.#addrLow;
+    words[addrAt + 1] = slice.#addrHigh;
+    words[rkeyAt] = slice.#rkey;
   }
 }

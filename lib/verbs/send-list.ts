@@ -5,7 +5,7 @@ import type { QpCap, SharedList } from '../native/native.ts';
 import { AddressHandle } from './address-handle.ts';
 import { swap32 } from './completion-queue.ts';
 import { MemorySlice } from './memory-region.ts';
-import { label, type Name, type Posting, PostList } from './post-list.ts';
+import { elementsOf, label, type Name, type Posting, PostList } from './post-list.ts';
 import { RemoteSlice } from './remote-region.ts';
 import type { InFlight } from './work-queue.ts';
 
@@ -183,23 +183,24 @@ export class SendList extends PostList {
 
   #encodeRemote(index: number, remote: unknown, trait: number, localBytes: number, name: Name): void {
     const at = this.at(index);
-    if (!(remote instanceof RemoteSlice)) {
+    if (!RemoteSlice.is(remote)) {
       throw typeError(label(name, 'remote'), 'a RemoteSlice (see RemoteRegion)', remote);
     }
     if ((trait & NEEDS_REMOTE) === 0) throw valueError(`${label(name, 'remote')}: this opcode has no remote memory`);
+    const remoteBytes = RemoteSlice.lengthOf(remote);
     if ((trait & ATOMIC) !== 0) {
-      if (remote.length < 8) {
-        throw rangeError(`${label(name, 'remote')} must have the 8 bytes of an atomic, not ${remote.length}`);
+      if (remoteBytes < 8) {
+        throw rangeError(`${label(name, 'remote')} must have the 8 bytes of an atomic, not ${remoteBytes}`);
       }
-      if (!remote.aligned) {
+      if (!RemoteSlice.isAligned(remote)) {
         throw rangeError(`${label(name, 'remote')}: an atomic needs an address that is a multiple of 8`);
       }
-      remote.encode(this.words, at + REMOTE_ADDR, at + ATOMIC_RKEY);
+      RemoteSlice.encode(remote, this.words, at + REMOTE_ADDR, at + ATOMIC_RKEY);
     } else {
-      if (localBytes > remote.length) throw tooFewRemoteBytes(label(name, 'remote'), remote.length, localBytes);
-      remote.encode(this.words, at + REMOTE_ADDR, at + RKEY);
+      if (localBytes > remoteBytes) throw tooFewRemoteBytes(label(name, 'remote'), remoteBytes, localBytes);
+      RemoteSlice.encode(remote, this.words, at + REMOTE_ADDR, at + RKEY);
     }
-    this.#remoteBytes[index] = remote.length;
+    this.#remoteBytes[index] = remoteBytes;
   }
 
   // Returns the total length.
@@ -207,7 +208,7 @@ export class SendList extends PostList {
     const cap = this.#cap;
     let total = 0;
     let elements = 1;
-    if (sgList instanceof MemorySlice) {
+    if (MemorySlice.is(sgList)) {
       total = this.#checkSlice(sgList, name, -1);
     } else if (Array.isArray(sgList)) {
       elements = sgList.length;
@@ -229,15 +230,15 @@ export class SendList extends PostList {
   }
 
   #checkSlice(slice: unknown, name: Name, element: number): number {
-    if (!(slice instanceof MemorySlice)) {
+    if (!MemorySlice.is(slice)) {
       throw typeError(label(name, element < 0 ? 'sgList' : `sgList[${element}]`), 'a MemorySlice (mr.slice())', slice);
     }
-    const region = slice.region;
-    if (region.closed) region.requireOpen();
+    const region = MemorySlice.regionOf(slice);
+    if (region.closed || region.isBorrowed) region.requireOpen();
     if (region.pd !== this.pd) {
       throw valueError(`${label(name, 'sgList')} is of another protection domain than the queue pair`);
     }
-    return slice.length;
+    return MemorySlice.lengthOf(slice);
   }
 
   /**
@@ -248,16 +249,18 @@ export class SendList extends PostList {
    */
   encode(index: number, wr: SendWr, name: Name): void {
     if (typeof wr !== 'object' || wr === null) throw typeError(label(name), 'an object', wr);
-    const { wrId, opcode, sgList, sendFlags = SendFlags.SIGNALED, immData, invalidateRkey, remote } = wr;
-    const { compareAdd, swap } = wr;
+    // Each field is read once, and a list copied by index: what is read twice may differ the second time.
+    const { wrId, opcode, sgList: given, sendFlags: flags, immData, invalidateRkey, remote, compareAdd, swap } = wr;
+    const sgList = Array.isArray(given) ? elementsOf(given, this.#cap.maxSendSge + 1) : given;
+    const sendFlags = flags === undefined ? SendFlags.SIGNALED : flags;
     // As many keys as there are known ones in it: the usual case, without a look at each.
     let keys = 0;
     for (const _ in wr) keys++;
     const known =
       +(wrId !== undefined) +
       +(opcode !== undefined) +
-      +(sgList !== undefined) +
-      +(wr.sendFlags !== undefined) +
+      +(given !== undefined) +
+      +(flags !== undefined) +
       +(immData !== undefined) +
       +(invalidateRkey !== undefined) +
       +(remote !== undefined) +
@@ -302,7 +305,7 @@ export class SendList extends PostList {
     if ((trait & NEEDS_REMOTE) !== 0) this.#encodeRemote(index, remote, trait, bytes, name);
     else if (remote !== undefined) throw valueError(`${label(name, 'remote')}: this opcode has no remote memory`);
 
-    if (this.#ahs !== null) this.#checkAddress(wr, name);
+    const address = this.#ahs === null ? undefined : this.#checkAddress(wr, name);
 
     const words = this.words;
     const at = this.at(index);
@@ -312,12 +315,11 @@ export class SendList extends PostList {
     words[at + SEND_FLAGS] = sendFlags;
     this.encodeSgList(index, sgList ?? []);
     words[at + NUM_SGE] = sgList === undefined ? 0 : Array.isArray(sgList) ? sgList.length : 1;
-    if (this.#ahs !== null) {
-      const ah = wr.ah as AddressHandle;
-      this.#ahs[index] = ah.number;
-      words[at + REMOTE_QPN] = wr.remoteQpn as number;
-      words[at + REMOTE_QKEY] = (wr.remoteQkey as number) | 0;
-      this.alsoHold(index, ah);
+    if (this.#ahs !== null && address !== undefined) {
+      this.#ahs[index] = AddressHandle.numberOf(address.ah);
+      words[at + REMOTE_QPN] = address.remoteQpn;
+      words[at + REMOTE_QKEY] = address.remoteQkey | 0;
+      this.alsoHold(index, address.ah);
     }
     if ((trait & NEEDS_IMM) !== 0) words[at + IMM_DATA] = swap32(immData as number) | 0;
     if ((trait & NEEDS_INVALIDATE) !== 0) words[at + IMM_DATA] = (invalidateRkey as number) | 0;
@@ -335,30 +337,45 @@ export class SendList extends PostList {
     }
   }
 
-  #checkAddress(wr: SendWr, name: Name): void {
+  // Where a datagram goes: each field is read once, since what is read twice may differ.
+  #checkAddress(wr: SendWr, name: Name): { ah: AddressHandle; remoteQpn: number; remoteQkey: number } {
     const { ah, remoteQpn, remoteQkey } = wr;
-    if (!(ah instanceof AddressHandle)) throw typeError(label(name, 'ah'), 'an AddressHandle (pd.createAh())', ah);
+    if (!AddressHandle.is(ah)) throw typeError(label(name, 'ah'), 'an AddressHandle (pd.createAh())', ah);
     ah.requireOpen();
     if (ah.pd !== this.pd) throw valueError(`${label(name, 'ah')} is of another protection domain than the queue pair`);
-    integer(remoteQpn, label(name, 'remoteQpn'), 0, 0xff_ffff);
-    uint32(remoteQkey, label(name, 'remoteQkey'));
+    return {
+      ah,
+      remoteQpn: integer(remoteQpn, label(name, 'remoteQpn'), 0, 0xff_ffff),
+      remoteQkey: uint32(remoteQkey, label(name, 'remoteQkey')),
+    };
   }
 
   /** Posts `wrs` through this list, as many at a time as it has room for. @internal */
-  postAll(wrs: readonly SendWr[]): void {
-    // A mistake anywhere in the list must be found before anything is posted.
-    if (wrs.length > this.length) wrs.forEach((wr, i) => this.encode(0, wr, i));
-    for (let done = 0; done < wrs.length; done += this.length) {
-      const count = Math.min(wrs.length - done, this.length);
-      for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as SendWr, done + i);
-      this.postEncoded(count, done);
-    }
+  postAll(given: readonly SendWr[]): void {
+    this.exclusively(() => {
+      let wrs = given;
+      if (given.length > this.length) {
+        // A mistake anywhere in the list must be found before anything is posted, and what was checked must not change.
+        wrs = Array.from(given, (wr) => (typeof wr === 'object' && wr !== null ? { ...wr } : wr));
+        wrs.forEach((wr, i) => this.encode(0, wr, i));
+      }
+      const total = wrs.length;
+      for (let done = 0; done < total; done += this.length) {
+        const count = Math.min(total - done, this.length);
+        const { closings } = this.pd;
+        for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as SendWr, done + i);
+        this.postEncoded(count, done, closings);
+      }
+    });
   }
 
   /** @internal */
   postOne(wr: SendWr): void {
-    this.encode(0, wr, 'wr');
-    this.postEncoded(1, 0);
+    this.exclusively(() => {
+      const { closings } = this.pd;
+      this.encode(0, wr, 'wr');
+      this.postEncoded(1, 0, closings);
+    });
   }
 }
 

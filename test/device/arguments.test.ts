@@ -475,6 +475,7 @@ describe('a method', () => {
       'nextEvent',
       'inFlight',
       'refuse',
+      'requireOpen',
       // Checked in a table of its own.
       'at',
     ];

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { RemoteRegion, type RemoteRegionToken } from '../../lib/index.ts';
+import { RemoteRegion, type RemoteRegionToken, RemoteSlice } from '../../lib/index.ts';
 import { checkRange } from '../../lib/verbs/memory-region.ts';
 
 const region = (addr: string, length: number, rkey = 1): RemoteRegion => new RemoteRegion({ addr, rkey, length });
@@ -7,7 +7,7 @@ const region = (addr: string, length: number, rkey = 1): RemoteRegion => new Rem
 /** What a request would carry: the address and the key. */
 function encoded(slice: ReturnType<RemoteRegion['slice']>): { addr: bigint; rkey: number } {
   const words = new Int32Array(3);
-  slice.encode(words, 0, 2);
+  RemoteSlice.encode(slice, words, 0, 2);
   const view = new DataView(words.buffer);
   return { addr: view.getBigUint64(0, true), rkey: view.getUint32(8, true) };
 }
@@ -68,9 +68,9 @@ describe('RemoteRegion.slice', () => {
   });
 
   it('tells whether an atomic could be there', () => {
-    expect(region('0x1000', 64).slice(8, 8).aligned).toBe(true);
-    expect(region('0x1000', 64).slice(12, 8).aligned).toBe(false);
-    expect(region('0x1004', 64).slice(4, 8).aligned).toBe(true);
+    expect(RemoteSlice.isAligned(region('0x1000', 64).slice(8, 8))).toBe(true);
+    expect(RemoteSlice.isAligned(region('0x1000', 64).slice(12, 8))).toBe(false);
+    expect(RemoteSlice.isAligned(region('0x1004', 64).slice(4, 8))).toBe(true);
   });
 });
 
