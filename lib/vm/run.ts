@@ -122,15 +122,16 @@ export async function runInVm(options: VmOptions): Promise<VmResult> {
         ...(await converse(guest, request, options, accel === 'kvm' && order.length > 0 ? trialMs : bootMs)),
       };
     } catch (error) {
-      if (guest.progress === 'ready' || options.signal?.aborted) throw error;
+      const hasBegun = guest.progress !== '' && guest.progress !== 'hello';
+      if (hasBegun || options.signal?.aborted) throw error;
       if (order.length > 0 && guest.progress === '') {
         kvmFailed = true;
       } else {
         // Emulated processors now and then trip over a kernel that patches its own code while it boots. The command has
         // not begun, so it can be tried again, and whoever asked is told.
-        const crashed = error instanceof VmError && ['ERR_VM_KERNEL_OOPS', 'ERR_VM_CRASH'].includes(error.code);
+        const crashed = error instanceof VmError && error.code === 'ERR_VM_KERNEL_OOPS';
         if (accel !== 'tcg' || !crashed || ++bootCrashes > 2) throw error;
-        options.onProgress?.(`the guest crashed while it booted; starting it again (${error.code})`);
+        options.onProgress?.('the guest crashed while it booted; starting it again');
         order.push(accel);
       }
     } finally {
