@@ -125,7 +125,9 @@ async function runPerftest(program, server, client) {
     const row = text.split('\n').find((line) => new RegExp(`^ *${bytes} +${client.iterations} `).test(line));
     if (row === undefined) throw new Error(`${program} prints no result:\n${text}`);
     const columns = row.trim().split(/\s+/).map(Number);
-    return isLatency ? { best: columns[2], typical: columns[4] } : { best: columns[2], typical: columns[3] };
+    const [best, typical] = isLatency ? [columns[2], columns[4]] : [columns[2], columns[3]];
+    if (!Number.isFinite(best) || !Number.isFinite(typical)) throw new Error(`${program} prints no figures: ${row}`);
+    return { best, typical };
   } finally {
     serving.child.kill();
   }
