@@ -175,20 +175,20 @@ export abstract class PostList {
   }
 
   /**
-   * Encodes requests and posts them, in this order and nothing between: getters of what the caller passes could post to
-   * this same list, or close what was checked already.
+   * Before requests are encoded to be posted; `end()` comes after, whatever happens. Nothing may come between: getters of
+   * what the caller passes could post to this same list.
    *
    * @internal
    */
-  protected exclusively(encodeAndPost: () => void): void {
+  protected begin(): void {
     if (this.#isBusy)
       throw stateError('Requests are being posted to this queue: a getter of one of them must not post');
     this.#isBusy = true;
-    try {
-      encodeAndPost();
-    } finally {
-      this.#isBusy = false;
-    }
+  }
+
+  /** @internal */
+  protected end(): void {
+    this.#isBusy = false;
   }
 
   #submit(count: number, asList: boolean, done: number): void {

@@ -110,7 +110,8 @@ export class RecvList extends PostList {
 
   /** Posts `wrs` through this list, as many at a time as it has room for. @internal */
   postAll(given: readonly RecvWr[]): void {
-    this.exclusively(() => {
+    this.begin();
+    try {
       let wrs = given;
       if (given.length > this.length) {
         // A mistake anywhere in the list must be found before anything is posted, and what was checked must not change.
@@ -124,15 +125,20 @@ export class RecvList extends PostList {
         for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as RecvWr, done + i);
         this.postEncoded(count, done, closings);
       }
-    });
+    } finally {
+      this.end();
+    }
   }
 
   /** @internal */
   postOne(wr: RecvWr): void {
-    this.exclusively(() => {
+    this.begin();
+    try {
       const { closings } = this.pd;
       this.encode(0, wr, 'wr');
       this.postEncoded(1, 0, closings);
-    });
+    } finally {
+      this.end();
+    }
   }
 }

@@ -352,7 +352,8 @@ export class SendList extends PostList {
 
   /** Posts `wrs` through this list, as many at a time as it has room for. @internal */
   postAll(given: readonly SendWr[]): void {
-    this.exclusively(() => {
+    this.begin();
+    try {
       let wrs = given;
       if (given.length > this.length) {
         // A mistake anywhere in the list must be found before anything is posted, and what was checked must not change.
@@ -366,16 +367,21 @@ export class SendList extends PostList {
         for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as SendWr, done + i);
         this.postEncoded(count, done, closings);
       }
-    });
+    } finally {
+      this.end();
+    }
   }
 
   /** @internal */
   postOne(wr: SendWr): void {
-    this.exclusively(() => {
+    this.begin();
+    try {
       const { closings } = this.pd;
       this.encode(0, wr, 'wr');
       this.postEncoded(1, 0, closings);
-    });
+    } finally {
+      this.end();
+    }
   }
 }
 
