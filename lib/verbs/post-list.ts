@@ -47,7 +47,7 @@ const SGE_WORDS = Layout.sge.size / 4;
  * Work requests in memory shared with the addon, ready to be posted: any number of times, each with one call. What a
  * request was given stays until it is changed.
  */
-export abstract class PostList {
+export abstract class PostList<Wr extends object> {
   /** How many requests the list has. */
   readonly length: number;
   /** @internal */
@@ -167,7 +167,7 @@ export abstract class PostList {
    *
    * @internal
    */
-  protected postEncoded(count: number, done: number, closings: number): void {
+  #postEncoded(count: number, done: number, closings: number): void {
     // A getter of a later request may have closed what an earlier one uses.
     if (this.pd.closings !== closings) for (let i = 0; i < count; i++) requireOpen(this.#held[i] as Held);
     this.#submit(count, false, done);
@@ -180,15 +180,52 @@ export abstract class PostList {
    *
    * @internal
    */
-  protected begin(): void {
+  #begin(): void {
     if (this.#isBusy)
       throw stateError('Requests are being posted to this queue: a getter of one of them must not post');
     this.#isBusy = true;
   }
 
   /** @internal */
-  protected end(): void {
+  #end(): void {
     this.#isBusy = false;
+  }
+
+  /** Checks a request whole, then writes it. @internal */
+  abstract encode(index: number, wr: Wr, name: Name): void;
+
+  /** Posts `wrs` through this list, as many at a time as it has room for. @internal */
+  postAll(given: readonly Wr[]): void {
+    this.#begin();
+    try {
+      let wrs = given;
+      if (given.length > this.length) {
+        // A mistake anywhere in the list must be found before anything is posted, and what was checked must not change.
+        wrs = Array.from(given, (wr) => (typeof wr === 'object' && wr !== null ? { ...wr } : wr));
+        wrs.forEach((wr, i) => this.encode(0, wr, i));
+      }
+      const total = wrs.length;
+      for (let done = 0; done < total; done += this.length) {
+        const count = Math.min(total - done, this.length);
+        const { closings } = this.pd;
+        for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as Wr, done + i);
+        this.#postEncoded(count, done, closings);
+      }
+    } finally {
+      this.#end();
+    }
+  }
+
+  /** @internal */
+  postOne(wr: Wr): void {
+    this.#begin();
+    try {
+      const { closings } = this.pd;
+      this.encode(0, wr, 'wr');
+      this.#postEncoded(1, 0, closings);
+    } finally {
+      this.#end();
+    }
   }
 
   #submit(count: number, asList: boolean, done: number): void {

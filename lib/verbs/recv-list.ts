@@ -21,7 +21,7 @@ const NUM_SGE = Layout.recvWr.numSge / 4;
  *
  * @see ibv_post_recv(3)
  */
-export class RecvList extends PostList {
+export class RecvList extends PostList<RecvWr> {
   readonly #maxSge: number;
 
   readonly #minBytes: number;
@@ -62,7 +62,7 @@ export class RecvList extends PostList {
   }
 
   /** Checks a request whole, then writes it. @internal */
-  encode(index: number, wr: RecvWr, name: Name): void {
+  override encode(index: number, wr: RecvWr, name: Name): void {
     if (typeof wr !== 'object' || wr === null) throw typeError(label(name), 'an object', wr);
     const { wrId, sgList: given } = wr;
     const sgList = Array.isArray(given) ? elementsOf(given, this.#maxSge + 1) : given;
@@ -106,39 +106,5 @@ export class RecvList extends PostList {
       throw valueError(`${label(name, 'sgList')} is of another protection domain than the queue pair`);
     }
     return MemorySlice.lengthOf(slice);
-  }
-
-  /** Posts `wrs` through this list, as many at a time as it has room for. @internal */
-  postAll(given: readonly RecvWr[]): void {
-    this.begin();
-    try {
-      let wrs = given;
-      if (given.length > this.length) {
-        // A mistake anywhere in the list must be found before anything is posted, and what was checked must not change.
-        wrs = Array.from(given, (wr) => (typeof wr === 'object' && wr !== null ? { ...wr } : wr));
-        wrs.forEach((wr, i) => this.encode(0, wr, i));
-      }
-      const total = wrs.length;
-      for (let done = 0; done < total; done += this.length) {
-        const count = Math.min(total - done, this.length);
-        const { closings } = this.pd;
-        for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as RecvWr, done + i);
-        this.postEncoded(count, done, closings);
-      }
-    } finally {
-      this.end();
-    }
-  }
-
-  /** @internal */
-  postOne(wr: RecvWr): void {
-    this.begin();
-    try {
-      const { closings } = this.pd;
-      this.encode(0, wr, 'wr');
-      this.postEncoded(1, 0, closings);
-    } finally {
-      this.end();
-    }
   }
 }

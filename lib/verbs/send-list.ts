@@ -107,7 +107,7 @@ const traitsByType: Partial<Record<number, readonly number[]>> = {
  *
  * @see ibv_post_send(3)
  */
-export class SendList extends PostList {
+export class SendList extends PostList<SendWr> {
   readonly #cap: QpCap;
   readonly #traits: readonly number[];
   // For datagrams: the number of each request's address handle.
@@ -247,7 +247,7 @@ export class SendList extends PostList {
    * @param name - what errors call it: its position in a list, or a name. Texts are made only for an error
    * @internal
    */
-  encode(index: number, wr: SendWr, name: Name): void {
+  override encode(index: number, wr: SendWr, name: Name): void {
     if (typeof wr !== 'object' || wr === null) throw typeError(label(name), 'an object', wr);
     // Each field is read once, and a list copied by index: what is read twice may differ the second time.
     const { wrId, opcode, sgList: given, sendFlags: flags, immData, invalidateRkey, remote, compareAdd, swap } = wr;
@@ -348,40 +348,6 @@ export class SendList extends PostList {
       remoteQpn: integer(remoteQpn, label(name, 'remoteQpn'), 0, 0xff_ffff),
       remoteQkey: uint32(remoteQkey, label(name, 'remoteQkey')),
     };
-  }
-
-  /** Posts `wrs` through this list, as many at a time as it has room for. @internal */
-  postAll(given: readonly SendWr[]): void {
-    this.begin();
-    try {
-      let wrs = given;
-      if (given.length > this.length) {
-        // A mistake anywhere in the list must be found before anything is posted, and what was checked must not change.
-        wrs = Array.from(given, (wr) => (typeof wr === 'object' && wr !== null ? { ...wr } : wr));
-        wrs.forEach((wr, i) => this.encode(0, wr, i));
-      }
-      const total = wrs.length;
-      for (let done = 0; done < total; done += this.length) {
-        const count = Math.min(total - done, this.length);
-        const { closings } = this.pd;
-        for (let i = 0; i < count; i++) this.encode(i, wrs[done + i] as SendWr, done + i);
-        this.postEncoded(count, done, closings);
-      }
-    } finally {
-      this.end();
-    }
-  }
-
-  /** @internal */
-  postOne(wr: SendWr): void {
-    this.begin();
-    try {
-      const { closings } = this.pd;
-      this.encode(0, wr, 'wr');
-      this.postEncoded(1, 0, closings);
-    } finally {
-      this.end();
-    }
   }
 }
 
