@@ -73,7 +73,7 @@ export interface QpAttrs extends Required<Omit<QpAttr, 'ahAttr' | 'altAhAttr'>> 
     /** Global routing header; zeros when there is none. */
     grh: Required<GlobalRoute>;
   };
-  /** Whether the send queue is draining. */
+  /** Whether the send queue is still draining, in SQD: until it has, rdma_rxe lets the queue pair go nowhere but to ERR. */
   sqDraining: boolean;
   /** Whether every send request has a completion. */
   sqSigAll: boolean;

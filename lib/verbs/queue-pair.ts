@@ -386,6 +386,11 @@ export class QueuePair extends Resource {
     if (error.code !== 'EINVAL' && error.code !== 'ENODATA') return error;
     const from = attr.curQpState ?? this.#state;
     const reasons = [explainTransition(this.qpType, from, attr.qpState ?? from, mask)];
+    if (from === SQD && reasons[0] === undefined) {
+      reasons.push(
+        'the send queue may still be draining: wait for the event SQ_DRAINED, or for sqDraining false of query()',
+      );
+    }
     const context = this.pd.context;
     const { ahAttr } = attr;
     const grh = ahAttr?.grh;

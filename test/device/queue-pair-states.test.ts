@@ -48,6 +48,11 @@ function without(attr: QpAttr, ...names: (keyof QpAttr)[]): QpAttr {
   return rest;
 }
 
+/** The send queue of a queue pair in SQD has drained: only then the kernel lets it leave the state. */
+async function drained(qp: QueuePair): Promise<void> {
+  while (qp.query().sqDraining) await new Promise((resolve) => setImmediate(resolve));
+}
+
 describe('pd.createQp', () => {
   it('grants at least what was asked for, and makes an RC queue pair in RESET', () => {
     using sides = new Sides();
@@ -140,6 +145,7 @@ describe.each<[string, (qp: QueuePair, attr: QpAttr) => Promise<void>]>([
       await modify(a.qp, attr);
       expect(a.qp.state).toBe(state);
       expect(a.qp.query().qpState).toBe(state);
+      if (state === QpState.SQD) await drained(a.qp);
     }
   });
 
@@ -371,6 +377,7 @@ describe('SQD', () => {
     const { a, remote } = pair;
     a.qp.modifySync({ qpState: QpState.SQD });
     expect(a.qp.query().qpState).toBe(QpState.SQD);
+    await drained(a.qp);
     a.qp.modifySync({ qpState: QpState.RTS });
     a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 8), remote: remote.slice() });
     expect((await completion(a.cq)).status).toBe(WcStatus.SUCCESS);
