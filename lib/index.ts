@@ -43,7 +43,8 @@ export {
 export type { AsyncEvent } from './verbs/async-event.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';
 export { CompletionQueue, type WorkCompletion } from './verbs/completion-queue.ts';
-export { Context, type Device, type DeviceAttr, getDeviceList, openDevice, type PortAttr } from './verbs/context.ts';
+export { Context, type Device, getDeviceList, openDevice } from './verbs/context.ts';
+export type { DeviceAttr, PortAttr } from './verbs/device-attributes.ts';
 export { chooseGid, formatGid, type GidEntry, parseGid } from './verbs/gid.ts';
 export { MemoryRegion, MemorySlice } from './verbs/memory-region.ts';
 export { MemoryWindow } from './verbs/memory-window.ts';

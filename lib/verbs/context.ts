@@ -3,11 +3,12 @@ import { constants } from 'node:os';
 import { abortSignal, instance, integer, readOptions, string, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding, verbs } from '../native/binding.ts';
-import { GidType, type Mtu, PortState } from '../native/constants.gen.ts';
+import { GidType, PortState } from '../native/constants.gen.ts';
 import type { ContextHandle, NativeGidEntry } from '../native/native.ts';
 import { type AsyncEvent, AsyncEvents } from './async-event.ts';
 import { CompletionChannel } from './completion-channel.ts';
 import { CompletionQueue } from './completion-queue.ts';
+import type { DeviceAttr, PortAttr } from './device-attributes.ts';
 import { chooseGid, formatGid, type GidEntry } from './gid.ts';
 import { ProtectionDomain } from './protection-domain.ts';
 import { Resource } from './resource.ts';
@@ -28,138 +29,6 @@ export interface Device {
   devName: string;
   /** Its directory in sysfs. */
   ibdevPath: string;
-}
-
-/** Attributes of a device: `struct ibv_device_attr`. Numbers are limits unless they say otherwise. */
-export interface DeviceAttr {
-  /** Firmware version. */
-  fwVer: string;
-  /** Node GUID. */
-  nodeGuid: bigint;
-  /** System image GUID. */
-  sysImageGuid: bigint;
-  /** Longest memory region, in bytes. */
-  maxMrSize: bigint;
-  /** Page sizes, as a bit mask. */
-  pageSizeCap: bigint;
-  /** Vendor's number. */
-  vendorId: number;
-  /** Vendor's number of the part. */
-  vendorPartId: number;
-  /** Hardware version. */
-  hwVer: number;
-  /** Queue pairs. */
-  maxQp: number;
-  /** Requests of a work queue. */
-  maxQpWr: number;
-  /** `DeviceCapFlags` joined with `|`. */
-  deviceCapFlags: number;
-  /** Elements of a request. */
-  maxSge: number;
-  /** Elements of an RDMA read. */
-  maxSgeRd: number;
-  /** Completion queues. */
-  maxCq: number;
-  /** Entries of a completion queue. */
-  maxCqe: number;
-  /** Memory regions. */
-  maxMr: number;
-  /** Protection domains. */
-  maxPd: number;
-  /** Reads and atomics outstanding of a queue pair as the responder. */
-  maxQpRdAtom: number;
-  /** The same for an end-to-end context. */
-  maxEeRdAtom: number;
-  /** Resources for reads and atomics as the responder, in all. */
-  maxResRdAtom: number;
-  /** Reads and atomics outstanding of a queue pair as the initiator. */
-  maxQpInitRdAtom: number;
-  /** The same for an end-to-end context. */
-  maxEeInitRdAtom: number;
-  /** One of `AtomicCap`. */
-  atomicCap: number;
-  /** End-to-end contexts. */
-  maxEe: number;
-  /** Reliable datagram domains. */
-  maxRdd: number;
-  /** Memory windows. */
-  maxMw: number;
-  /** Raw IPv6 queue pairs. */
-  maxRawIpv6Qp: number;
-  /** Raw Ethernet queue pairs. */
-  maxRawEthyQp: number;
-  /** Multicast groups. */
-  maxMcastGrp: number;
-  /** Queue pairs of a multicast group. */
-  maxMcastQpAttach: number;
-  /** Queue pairs attached to multicast groups, in all. */
-  maxTotalMcastQpAttach: number;
-  /** Address handles. */
-  maxAh: number;
-  /** Fast memory regions. */
-  maxFmr: number;
-  /** Mappings of a fast memory region before it must be unmapped. */
-  maxMapPerFmr: number;
-  /** Shared receive queues. */
-  maxSrq: number;
-  /** Requests of a shared receive queue. */
-  maxSrqWr: number;
-  /** Elements of a request there. */
-  maxSrqSge: number;
-  /** Partitions. */
-  maxPkeys: number;
-  /** Delay of the device's acknowledgements, as 4.096 us * 2^n. */
-  localCaAckDelay: number;
-  /** Ports. */
-  physPortCnt: number;
-}
-
-/** Attributes of a port: `struct ibv_port_attr`. */
-export interface PortAttr {
-  /** One of `PortState`. */
-  state: number;
-  /** Largest MTU of the port, encoded. */
-  maxMtu: Mtu;
-  /** MTU in use, encoded. */
-  activeMtu: Mtu;
-  /** Places of the GID table. */
-  gidTblLen: number;
-  /** `PortCapFlags` joined with `|`. */
-  portCapFlags: number;
-  /** Longest message, in bytes. */
-  maxMsgSz: number;
-  /** Packets with a bad partition key. */
-  badPkeyCntr: number;
-  /** Packets with a bad Q_Key. */
-  qkeyViolCntr: number;
-  /** Places of the partition key table. */
-  pkeyTblLen: number;
-  /** Base local identifier (InfiniBand). */
-  lid: number;
-  /** Local identifier of the subnet manager. */
-  smLid: number;
-  /** Local identifier mask control. */
-  lmc: number;
-  /** Virtual lanes, encoded. */
-  maxVlNum: number;
-  /** Service level of the subnet manager. */
-  smSl: number;
-  /** Propagation delay of the subnet, as 4.096 us * 2^n. */
-  subnetTimeout: number;
-  /** Type of initialisation done by the subnet manager. */
-  initTypeReply: number;
-  /** Link width, encoded: 1, 2, 4, 8, 16 for 1X, 4X, 8X, 12X, 2X. */
-  activeWidth: number;
-  /** Link speed of a lane, encoded. */
-  activeSpeed: number;
-  /** Physical state, encoded: 5 is link up. */
-  physState: number;
-  /** One of `LinkLayer`. */
-  linkLayer: number;
-  /** `enum ibv_port_flags`: 1 says that a GRH is required. */
-  flags: number;
-  /** Further capabilities. */
-  portCapFlags2: number;
 }
 
 /**
