@@ -67,6 +67,9 @@ export const BELL_COUNT = 1;
 export const BELL_RESULT = 2;
 export const BELL_INDEX = 3;
 
+/** What came of a post that took all: the numbers of the queue's requests have entered a new era. */
+export const NEW_ERA = -1;
+
 /** Words of a work queue (native/datapath/work_queue.h): the sequence numbers of its oldest request and of the next. */
 export const QUEUE_HEAD = 0;
 export const QUEUE_TAIL = 1;
@@ -185,6 +188,7 @@ export interface Binding {
   /** Posts or polls the list that the doorbell's words say, and leaves the results there. */
   ring(): void;
   createWorkQueue(capacity: number, inOrder: boolean): { memory: ArrayBuffer; id: number };
+  clearWorkQueue(id: number): void;
   destroyWorkQueue(id: number): void;
   createSendList(qp: QpHandle, capacity: number, maxSge: number, queueId: number, isDatagram: boolean): SharedList;
   createSrqRecvList(srq: SrqHandle, capacity: number, maxSge: number, queueId: number): SharedList;

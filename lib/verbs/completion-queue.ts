@@ -211,7 +211,9 @@ export class CompletionQueue extends Resource {
     if (this.closed) this.requireOpen();
     const bell = this.#bell;
     bell[BELL_LIST] = this.#list;
-    bell[BELL_COUNT] = max === this.#capacity ? max : Math.min(integer(max, 'max', 1, 2 ** 31), this.#capacity);
+    const capacity = this.#capacity;
+    const isUsual = typeof max === 'number' && max >>> 0 === max && (max - 1) >>> 0 < capacity;
+    bell[BELL_COUNT] = isUsual ? max : Math.min(integer(max, 'max', 1, 2 ** 31), capacity);
     this.#ring();
     const count = bell[BELL_RESULT] as number;
     if (count < 0) throw new RdmaError('ibv_poll_cq', constants.errno.EIO, `it returned ${count}`);

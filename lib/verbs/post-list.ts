@@ -3,19 +3,11 @@ import { stateError } from '../args.ts';
 import { PostError } from '../errors.ts';
 import { binding, doorbell } from '../native/binding.ts';
 import { Layout } from '../native/layout.gen.ts';
-import {
-  BELL_COUNT,
-  BELL_INDEX,
-  BELL_LIST,
-  BELL_RESULT,
-  QUEUE_HEAD,
-  QUEUE_TAIL,
-  type SharedList,
-} from '../native/native.ts';
+import { BELL_COUNT, BELL_INDEX, BELL_LIST, BELL_RESULT, NEW_ERA, type SharedList } from '../native/native.ts';
 import { type MemoryRegion, MemorySlice } from './memory-region.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import type { Resource } from './resource.ts';
-import type { Held, InFlight } from './work-queue.ts';
+import { type Held, type InFlight, NOTHING } from './work-queue.ts';
 
 /** What a post list must know of its queue pair. @internal */
 export interface Posting {
@@ -228,34 +220,36 @@ export abstract class PostList<Wr extends object> {
     }
   }
 
-  #submit(count: number, asList: boolean, done: number): void {
+  #submit(count: number, isWhole: boolean, done: number): void {
     const queue = this.#queue;
     if (!queue.postable) this.#qp.refuse(this.#verb);
-    const start = queue.words[QUEUE_TAIL] as number;
-    const room = queue.capacity - ((start - (queue.words[QUEUE_HEAD] as number)) | 0);
-    let errno: number = constants.errno.ENOMEM;
-    let taken = 0;
-    if (room > 0) {
-      const bell = this.#bell;
-      bell[BELL_LIST] = this.#list;
-      bell[BELL_COUNT] = Math.min(count, room);
-      this.#ring();
-      errno = bell[BELL_RESULT] as number;
-      taken = bell[BELL_INDEX] as number;
-      if (asList && count > 1) {
-        this.#isShared = true;
-        if (taken > 0) queue.hold(start, taken, this.#held, true, this.words, this.#wrSize);
-      } else {
-        queue.hold(start, taken, this.#held, false, this.words, this.#wrSize);
-      }
-      if (errno === 0 && taken === count) return;
-    }
-    const isFull = errno === 0 || errno === constants.errno.ENOMEM;
+    const bell = this.#bell;
+    bell[BELL_LIST] = this.#list;
+    bell[BELL_COUNT] = count;
+    this.#ring();
+    const result = bell[BELL_RESULT] as number;
+    // What they use is held already when it is what was posted last.
+    const held = count > 1 ? this.#held : this.#held[0];
+    if (result === 0 && held === queue.youngest && (count === 1 || isWhole)) return;
+    this.#settle(result, bell[BELL_INDEX] as number, count, isWhole, done);
+  }
+
+  // Holds what the requests use that were taken; throws when those were not all.
+  #settle(result: number, taken: number, count: number, isWhole: boolean, done: number): void {
+    const queue = this.#queue;
+    if (result === NEW_ERA) queue.youngest = NOTHING;
+    if (isWhole && count > 1) this.#isShared = true;
+    if (taken > 0) queue.hold(taken, this.#held, isWhole && count > 1, this.words, this.#wrSize);
+    if (taken === count) return;
+    // The next posting of this list does not go on where this one ended.
+    queue.youngest = NOTHING;
     throw new PostError(
       this.#verb,
-      isFull ? constants.errno.ENOMEM : errno,
+      result,
       done + taken,
-      isFull ? `the queue is full: ${queue.length} of ${queue.capacity} requests are in flight` : undefined,
+      result === constants.errno.ENOMEM
+        ? `the queue is full: ${queue.length} of ${queue.capacity} requests are in flight`
+        : undefined,
     );
   }
 }

@@ -3,7 +3,7 @@ import { boolean, instance, integer, oneOf, rangeError, readOptions, uint32, val
 import { PostError, RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
 import { LinkLayer, QpAttrMask, QpState, QpType, SendFlags } from '../native/constants.gen.ts';
-import { type QpCap, type QpHandle, QUEUE_TAIL } from '../native/native.ts';
+import type { QpCap, QpHandle } from '../native/native.ts';
 import { GRH_BYTES } from './address-handle.ts';
 import { CompletionQueue } from './completion-queue.ts';
 import { formatGid, parseGid } from './gid.ts';
@@ -282,7 +282,6 @@ export class QueuePair extends Resource {
     if (queue.length === queue.capacity) {
       throw new PostError('ibv_bind_mw', constants.errno.ENOMEM, 0, `the queue is full: ${queue.length} are in flight`);
     }
-    const start = queue.words[QUEUE_TAIL] as number;
     const { offset, length, region } = slice;
     const flags = sendFlags & ~SendFlags.INLINE;
     const rkey = binding().bindMw(
@@ -296,7 +295,7 @@ export class QueuePair extends Resource {
       queue.id,
       wrId,
     );
-    queue.hold(start, 1, [[region, mw]], false);
+    queue.hold(1, [[region, mw]], false);
     mw.bound(rkey, region.addr + BigInt(offset), length);
     return rkey;
   }

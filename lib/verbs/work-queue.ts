@@ -5,6 +5,9 @@ import type { Resource } from './resource.ts';
 /** What a request uses, memory regions and address handles: nothing, one, or several. */
 export type Held = Resource | readonly Resource[] | null;
 
+/** What nothing that a request uses is equal to. */
+export const NOTHING = Symbol('nothing');
+
 /** What is in flight on one queue. */
 export interface InFlight {
   /** What the addon knows it by. */
@@ -15,19 +18,21 @@ export interface InFlight {
   readonly length: number;
   /** Whether requests may be posted here now. */
   postable: boolean;
-  /** Sequence numbers that wrap around, at QUEUE_HEAD and QUEUE_TAIL: their difference is what is in flight. */
-  readonly words: Int32Array;
+  /**
+   * What the last request uses, or all of a list that was posted last: who posts the same again need not call `hold()`.
+   * `NOTHING` when it must be called.
+   */
+  youngest: Held | readonly Held[] | typeof NOTHING;
   /**
    * Holds what requests use that were posted just now.
    *
-   * @param start - what QUEUE_TAIL was before
    * @param count - how many
    * @param held - what each of them uses
-   * @param isWhole - whether the array may be kept, and will not be changed
+   * @param isWhole - whether it is a list that may be posted again as a whole: the array is kept, and must not be changed
    * @param list - the words of the requests, whose first is the number that the addon gave it
    * @param wrSize - words of a request
    */
-  hold(start: number, count: number, held: readonly Held[], isWhole: boolean, list: Int32Array, wrSize: number): void;
+  hold(count: number, held: readonly Held[], isWhole: boolean, list: Int32Array, wrSize: number): void;
   /** Requests in flight that use an object. */
   uses(resource: Resource): number;
   /** Nothing that is in flight will complete. */
@@ -41,7 +46,7 @@ export interface InFlight {
  * requests use, so that it outlives them.
  *
  * Requests that use the same are one run, however many follow each other: posting the same list again and again costs
- * two comparisons. What has completed is let go of when the next run begins.
+ * one comparison. What has completed is let go of when the next run begins.
  */
 export class WorkQueue implements InFlight {
   /** What the addon knows it by. */
@@ -50,92 +55,94 @@ export class WorkQueue implements InFlight {
   readonly capacity: number;
   /** Whether the queue pair is open, and in a state in which requests may be posted here. */
   postable = false;
-  /** Sequence numbers that wrap around, at QUEUE_HEAD and QUEUE_TAIL. */
+  youngest: Held | readonly Held[] | typeof NOTHING = NOTHING;
+  /** Sequence numbers that wrap around, at QUEUE_HEAD and QUEUE_TAIL: their difference is what is in flight. */
   readonly words: Int32Array;
-  // The runs: numbers that wrap around too, and what is known of each at number & mask.
+  // The runs: numbers that wrap around too, and what is known of each at number & mask. A run ends where the next begins.
   #firstRun = 0;
   #nextRun = 0;
   readonly #mask: number;
   readonly #starts: Int32Array;
-  readonly #ends: Int32Array;
-  // What each request of the run uses; or null, where what they use repeats with the list that they came from.
-  readonly #held: Held[];
-  readonly #lists: (readonly Held[] | null)[];
+  // What each request of the run uses; or what those of a list use, one after another, that was posted again and again.
+  readonly #held: (Held | readonly Held[])[];
+  readonly #isList: Uint8Array;
 
   constructor(capacity: number) {
     const size = 2 ** Math.ceil(Math.log2(Math.max(capacity, 1)));
     this.capacity = capacity;
     this.#mask = size - 1;
     this.#starts = new Int32Array(size);
-    this.#ends = new Int32Array(size);
-    this.#held = new Array<Held>(size).fill(null);
-    this.#lists = new Array<readonly Held[] | null>(size).fill(null);
+    this.#held = new Array<Held | readonly Held[]>(size).fill(null);
+    this.#isList = new Uint8Array(size);
     const { memory, id } = binding().createWorkQueue(capacity, true);
     this.words = new Int32Array(memory);
     this.id = id;
   }
 
+  get #head(): number {
+    return this.words[QUEUE_HEAD] as number;
+  }
+
+  get #tail(): number {
+    return this.words[QUEUE_TAIL] as number;
+  }
+
   /** Requests in flight, unsignalled ones too. */
   get length(): number {
-    return ((this.words[QUEUE_TAIL] as number) - (this.words[QUEUE_HEAD] as number)) | 0;
+    return (this.#tail - this.#head) | 0;
   }
 
-  hold(start: number, count: number, held: readonly Held[], isWhole: boolean): void {
-    if (isWhole) this.#run(start, count, null, held);
-    else for (let i = 0; i < count; i++) this.#run((start + i) | 0, 1, held[i] as Held, null);
-  }
-
-  // Either each of the requests uses `held`, or they use what is in `list`, one after another.
-  #run(start: number, count: number, held: Held, list: readonly Held[] | null): void {
-    const youngest = (this.#nextRun - 1) & this.#mask;
-    const end = (start + count - 1) | 0;
-    if (
-      this.#firstRun !== this.#nextRun &&
-      this.#held[youngest] === held &&
-      this.#lists[youngest] === list &&
-      (this.#ends[youngest] as number) + 1 === start
-    ) {
-      const before = (start - (this.#starts[youngest] as number)) | 0;
-      // A run ends before its numbers could wrap around, and where a list was taken only in part.
-      if (before > 0 && before < 0x4000_0000 && (list === null || before % list.length === 0)) {
-        this.#ends[youngest] = end;
-        return;
+  hold(count: number, held: readonly Held[], isWhole: boolean): void {
+    const start = (this.#tail - count) | 0;
+    if (isWhole) this.#begin(start, held, 1);
+    else {
+      for (let i = 0; i < count; i++) {
+        const own = held[i] as Held;
+        if (own !== this.youngest) this.#begin((start + i) | 0, own, 0);
       }
     }
-    this.#release();
-    const slot = this.#nextRun & this.#mask;
-    this.#starts[slot] = start;
-    this.#ends[slot] = end;
-    this.#held[slot] = held;
-    this.#lists[slot] = list;
-    this.#nextRun = (this.#nextRun + 1) | 0;
   }
 
-  // Lets go of the runs that have completed.
-  #release(): void {
-    const head = this.words[QUEUE_HEAD] as number;
+  #begin(start: number, held: Held | readonly Held[], isList: number): void {
+    this.#release(start);
+    const slot = this.#nextRun & this.#mask;
+    this.#starts[slot] = start;
+    this.#held[slot] = held;
+    this.#isList[slot] = isList;
+    this.#nextRun = (this.#nextRun + 1) | 0;
+    this.youngest = held;
+  }
+
+  // Lets go of the runs that have completed; the youngest ends in front of `end`.
+  #release(end: number): void {
+    const head = this.#head;
     while (this.#firstRun !== this.#nextRun) {
-      const slot = this.#firstRun & this.#mask;
-      if (((head - (this.#ends[slot] as number)) | 0) <= 0) return;
-      this.#held[slot] = null;
-      this.#lists[slot] = null;
-      this.#firstRun = (this.#firstRun + 1) | 0;
+      const next = (this.#firstRun + 1) | 0;
+      const runEnd = next === this.#nextRun ? end : (this.#starts[next & this.#mask] as number);
+      if (((runEnd - head) | 0) > 0) return;
+      this.#held[this.#firstRun & this.#mask] = null;
+      this.#firstRun = next;
     }
+    this.youngest = NOTHING;
   }
 
   /** Requests in flight that use a region. Counted when somebody asks, which costs the data path nothing. */
   uses(region: Resource): number {
-    this.#release();
-    const head = this.words[QUEUE_HEAD] as number;
+    const head = this.#head;
+    const tail = this.#tail;
+    this.#release(tail);
     let count = 0;
-    for (let number = this.#firstRun; number !== this.#nextRun; number = (number + 1) | 0) {
-      const slot = number & this.#mask;
-      const list = this.#lists[slot];
+    for (let run = this.#firstRun; run !== this.#nextRun; run = (run + 1) | 0) {
+      const slot = run & this.#mask;
+      const next = (run + 1) | 0;
       const start = this.#starts[slot] as number;
-      const requests = ((this.#ends[slot] as number) - start + 1) | 0;
+      const end = next === this.#nextRun ? tail : (this.#starts[next & this.#mask] as number);
+      const requests = (end - start) | 0;
+      const used = this.#held[slot] as Held | readonly Held[];
+      const list = this.#isList[slot] === 1 ? (used as readonly Held[]) : null;
       // Of the oldest run a part may have completed.
       for (let i = Math.max((head - start) | 0, 0); i < requests; i++) {
-        const held = list ? list[i % list.length] : this.#held[slot];
+        const held = list ? list[i % list.length] : used;
         if (held === region || (Array.isArray(held) && held.includes(region))) count++;
       }
     }
@@ -144,15 +151,15 @@ export class WorkQueue implements InFlight {
 
   /** Nothing that is in flight will complete: the queue pair was reset. */
   clear(): void {
-    this.words[QUEUE_HEAD] = this.words[QUEUE_TAIL] as number;
-    this.#release();
+    binding().clearWorkQueue(this.id);
+    this.#release(this.#tail);
   }
 
   /** The queue pair is gone. */
   close(): void {
     this.postable = false;
-    binding().destroyWorkQueue(this.id);
     this.clear();
+    binding().destroyWorkQueue(this.id);
   }
 }
 
@@ -164,7 +171,9 @@ export class SharedWorkQueue implements InFlight {
   readonly id: number;
   readonly capacity: number;
   postable = true;
-  readonly words: Int32Array;
+  // Requests complete one by one here, so each is held by itself.
+  youngest: typeof NOTHING = NOTHING;
+  readonly #words: Int32Array;
   readonly #inUse: Uint8Array;
   readonly #held: Held[];
 
@@ -172,23 +181,16 @@ export class SharedWorkQueue implements InFlight {
     const { memory, id } = binding().createWorkQueue(capacity, false);
     this.capacity = capacity;
     this.id = id;
-    this.words = new Int32Array(memory, 0, 2);
-    this.#inUse = new Uint8Array(memory, this.words.byteLength);
+    this.#words = new Int32Array(memory, 0, 2);
+    this.#inUse = new Uint8Array(memory, this.#words.byteLength);
     this.#held = new Array<Held>(this.#inUse.length).fill(null);
   }
 
   get length(): number {
-    return ((this.words[QUEUE_TAIL] as number) - (this.words[QUEUE_HEAD] as number)) | 0;
+    return ((this.#words[QUEUE_TAIL] as number) - (this.#words[QUEUE_HEAD] as number)) | 0;
   }
 
-  hold(
-    _start: number,
-    count: number,
-    held: readonly Held[],
-    _isWhole: boolean,
-    list: Int32Array,
-    wrSize: number,
-  ): void {
+  hold(count: number, held: readonly Held[], _isWhole: boolean, list: Int32Array, wrSize: number): void {
     for (let i = 0; i < count; i++) this.#held[list[i * wrSize] as number] = held[i] as Held;
   }
 
@@ -204,14 +206,14 @@ export class SharedWorkQueue implements InFlight {
   }
 
   clear(): void {
-    this.words[QUEUE_HEAD] = this.words[QUEUE_TAIL] as number;
+    binding().clearWorkQueue(this.id);
     this.#inUse.fill(0);
     this.#held.fill(null);
   }
 
   close(): void {
     this.postable = false;
-    binding().destroyWorkQueue(this.id);
     this.clear();
+    binding().destroyWorkQueue(this.id);
   }
 }

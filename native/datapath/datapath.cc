@@ -1,6 +1,7 @@
 // Posting and polling: ibv_post_send(3), ibv_post_recv(3), ibv_poll_cq(3).
 #include <infiniband/verbs.h>
 
+#include <algorithm>
 #include <type_traits>
 
 #include "core/args.h"
@@ -30,12 +31,20 @@ Napi::Value CreateWorkQueue(const Napi::CallbackInfo& info) {
   if (!doorbell->queues.Reserve(&id)) throw Napi::RangeError::New(env, "Too many queues in one thread");
   const bool in_order = info[1].ToBoolean();
   auto memory = Napi::ArrayBuffer::New(env, kQueueWords * sizeof(int32_t) + (in_order ? 0 : size));
-  doorbell->queues.Enter(std::make_shared<WorkQueue>(id, size, in_order, static_cast<int32_t*>(memory.Data())));
+  doorbell->queues.Enter(std::make_shared<WorkQueue>(id, static_cast<uint32_t>(capacity), size, in_order,
+                                                     static_cast<int32_t*>(memory.Data())));
   memory.AddFinalizer([doorbell, id](Napi::Env, void*) { doorbell->queues.Leave(id); }, static_cast<void*>(nullptr));
   Napi::Object object = Napi::Object::New(env);
   object.Set("memory", memory);
   SetNumber(object, "id", id);
   return object;
+}
+
+// (id): nothing of what is in flight will complete.
+Napi::Value ClearWorkQueue(const Napi::CallbackInfo& info) {
+  WorkQueue* queue = Environment::Of(info.Env()).doorbell->queues.Find(Uint32Arg(info, 0, "id"));
+  if (queue != nullptr) queue->Clear();
+  return info.Env().Undefined();
 }
 
 // (id): completions of this queue that still come are not its any more.
@@ -80,33 +89,37 @@ class PostList final : public SharedList {
     return Doorbell::Publish(memory, std::move(list));
   }
 
-  // Posts the first `count` requests. Leaves 0 or the errno value, and how many were taken.
+  // Posts the first `count` requests, as far as the queue has room. Leaves 0, the errno value, or kNewEra; and how many
+  // were taken.
   void Ring(int32_t* words) override {
-    const int32_t count = words[kCount];
+    const int32_t wanted = words[kCount];
     auto* const target = target_->get();
     words[kIndex] = 0;
-    if (count < 1 || count > capacity_ || target == nullptr || static_cast<uint32_t>(count) > queue_->room() ||
-        !FindAddresses(static_cast<uint32_t>(count))) {
+    if (wanted < 1 || wanted > capacity_ || target == nullptr || !FindAddresses(static_cast<uint32_t>(wanted))) {
       words[kResult] = EBADF;
       return;
     }
-    queue_->Number(wr_, static_cast<uint32_t>(count));
-    Wr& last = wr_[count - 1];
-    Wr* const next = last.next;
-    last.next = nullptr;
-    Wr* bad = nullptr;
-    const int rc = PostVerb(target, wr_, &bad);
-    last.next = next;
-    int32_t taken = count;
-    if (rc != 0) {
-      // A provider that fails without naming a request has queued them all and failed at the doorbell.
-      if (bad != nullptr) taken = static_cast<int32_t>(bad - wr_);
-      words[kResult] = FromRet("", rc).err;
-    } else {
-      words[kResult] = 0;
+    const uint32_t count = std::min(static_cast<uint32_t>(wanted), queue_->room());
+    int32_t result = count < static_cast<uint32_t>(wanted) ? ENOMEM : 0;
+    uint32_t taken = count;
+    if (count > 0) {
+      queue_->Number(wr_, count);
+      Wr& last = wr_[count - 1];
+      Wr* const next = last.next;
+      last.next = nullptr;
+      Wr* bad = nullptr;
+      const int rc = PostVerb(target, wr_, &bad);
+      last.next = next;
+      if (rc != 0) {
+        // A provider that fails without naming a request has queued them all and failed at the doorbell.
+        if (bad != nullptr) taken = static_cast<uint32_t>(bad - wr_);
+        result = FromRet("", rc).err;
+      }
+      const bool is_new_era = queue_->Push(wr_ids_, taken);
+      if (is_new_era && result == 0) result = kNewEra;
     }
-    words[kIndex] = taken;
-    queue_->Push(wr_ids_, static_cast<uint32_t>(taken));
+    words[kResult] = result;
+    words[kIndex] = static_cast<int32_t>(taken);
   }
 
  private:
@@ -193,6 +206,7 @@ class WcRing final : public SharedList {
 void ExportDatapath(Napi::Object exports) {
   Environment::Of(exports.Env()).doorbell->Export(exports);
   Export(exports, "createWorkQueue", CreateWorkQueue);
+  Export(exports, "clearWorkQueue", ClearWorkQueue);
   Export(exports, "destroyWorkQueue", DestroyWorkQueue);
   Export(exports, "createSendList", PostList<QpHandle, ibv_send_wr>::Create);
   Export(exports, "createRecvList", PostList<QpHandle, ibv_recv_wr>::Create);

@@ -20,6 +20,9 @@ namespace rdma {
 // Words of the doorbell: what is asked for, and what came of it.
 enum DoorbellWord { kList = 0, kCount = 1, kResult = 2, kIndex = 3, kDoorbellWords = 4 };
 
+// What came of a post that took all: the numbers of the queue's requests have entered a new era (WorkQueue::Push).
+constexpr int32_t kNewEra = -1;
+
 // An array of structs shared with TypeScript. It lives as long as its ArrayBuffer, which is V8's own memory: that works
 // too where V8 forbids memory of others, and V8 does not move it.
 class SharedList {

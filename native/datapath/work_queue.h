@@ -18,14 +18,14 @@ class WorkQueue {
   // `words` are the queue's in shared memory; `size` is a power of two, at least its capacity. A queue that does not
   // complete in order (shared receives) numbers its requests by free slots, and says in a byte each which are in
   // flight.
-  WorkQueue(uint32_t id, uint32_t size, bool in_order, int32_t* words)
+  WorkQueue(uint32_t id, uint32_t capacity, uint32_t size, bool in_order, int32_t* words)
       : id_(id),
+        capacity_(capacity),
+        mask_(size - 1),
         words_(words),
         in_use_(in_order ? nullptr : reinterpret_cast<uint8_t*>(words + kQueueWords)),
-        wr_ids_(size),
-        mask_(size - 1) {
-    // Shortly before the wrap, so that no queue lives without passing it.
-    words_[kHead] = words_[kTail] = -64;
+        wr_ids_(size) {
+    words_[kHead] = words_[kTail] = static_cast<int32_t>(tail_);
     if (in_order) return;
     for (uint32_t slot = size; slot > 0; slot--) free_.push_back(slot - 1);
   }
@@ -40,7 +40,7 @@ class WorkQueue {
   void Number(Wr* wr, uint32_t count) const {
     const uint64_t queue = uint64_t{id_} << 32;
     if (in_use_ == nullptr) {
-      const uint32_t first = tail();
+      const uint32_t first = tail_;
       for (uint32_t i = 0; i < count; i++) wr[i].wr_id = queue | (first + i);
     } else {
       for (uint32_t i = 0; i < count; i++) wr[i].wr_id = queue | free_[free_.size() - 1 - i];
@@ -48,18 +48,20 @@ class WorkQueue {
   }
 
   // How many requests there is room for.
-  uint32_t room() const { return mask_ + 1 - (tail() - head()); }
+  uint32_t room() const { return capacity_ - (tail_ - head_); }
 
-  // `count` requests were posted.
-  void Push(const double* wr_ids, uint32_t count) {
-    const uint32_t first = tail();
-    words_[kTail] = static_cast<int32_t>(first + count);
+  // `count` requests were posted. True now and then: when what is known of them by their numbers must be begun anew, so
+  // that no comparison of two numbers is of ones too far apart.
+  bool Push(const double* wr_ids, uint32_t count) {
+    const uint32_t first = tail_;
+    tail_ = first + count;
+    words_[kTail] = static_cast<int32_t>(tail_);
     if (in_use_ == nullptr) {
       const uint32_t slot = first & mask_;
       const uint32_t before_end = std::min(count, mask_ + 1 - slot);
       std::copy_n(wr_ids, before_end, &wr_ids_[slot]);
       std::copy_n(wr_ids + before_end, count - before_end, wr_ids_.data());
-      return;
+      return ((first ^ tail_) & ~kEra) != 0;
     }
     for (uint32_t i = 0; i < count; i++) {
       const uint32_t slot = free_.back();
@@ -67,6 +69,13 @@ class WorkQueue {
       wr_ids_[slot] = wr_ids[i];
       in_use_[slot] = 1;
     }
+    return false;
+  }
+
+  // Nothing that is in flight will complete: the queue pair was reset.
+  void Clear() {
+    head_ = tail_;
+    words_[kHead] = words_[kTail];
   }
 
   // A request was completed, and with it, where a queue completes in order, the unsignalled ones in front of it. False
@@ -76,26 +85,31 @@ class WorkQueue {
       if (number > mask_ || in_use_[number] == 0) return false;
       in_use_[number] = 0;
       free_.push_back(number);
-      words_[kHead] = static_cast<int32_t>(head() + 1);
+      head_++;
     } else {
-      if (number - head() >= tail() - head()) return false;
-      words_[kHead] = static_cast<int32_t>(number + 1);
+      if (number - head_ >= tail_ - head_) return false;
+      head_ = number + 1;
     }
+    words_[kHead] = static_cast<int32_t>(head_);
     *wr_id = wr_ids_[number & mask_];
     return true;
   }
 
  private:
-  uint32_t head() const { return static_cast<uint32_t>(words_[kHead]); }
-  uint32_t tail() const { return static_cast<uint32_t>(words_[kTail]); }
+  // Numbers of one era can be compared, and those of the next with them.
+  static constexpr uint32_t kEra = (1U << 29) - 1;
 
   const uint32_t id_;
+  const uint32_t capacity_;
+  const uint32_t mask_;
+  // Shortly before the wrap, so that no queue lives without passing it. The words follow.
+  uint32_t head_ = static_cast<uint32_t>(-64);
+  uint32_t tail_ = static_cast<uint32_t>(-64);
+  bool is_gone_ = false;
   int32_t* const words_;
   uint8_t* const in_use_;
   std::vector<double> wr_ids_;
-  const uint32_t mask_;
   std::vector<uint32_t> free_;
-  bool is_gone_ = false;
 };
 
 // The queues of an environment, by the place in their id.

@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, it } from 'vitest';
 import { QUEUE_HEAD, QUEUE_TAIL } from '../../lib/native/native.ts';
 import type { MemoryRegion } from '../../lib/verbs/memory-region.ts';
-import { type Held, WorkQueue } from '../../lib/verbs/work-queue.ts';
+import { type Held, NOTHING, WorkQueue } from '../../lib/verbs/work-queue.ts';
 
 // Only their identity matters here.
 const [a, b, c] = ['a', 'b', 'c'].map((name) => ({ name }) as unknown as MemoryRegion) as [
@@ -21,11 +21,13 @@ afterEach(() => {
   queues = [];
 });
 
-/** What posting does: the addon moves the tail, the queue holds. */
+/** What posting does (PostList): the addon moves the tail, the queue holds what it does not hold already. */
 function post(queue: WorkQueue, count: number, held: Held, list: readonly Held[] | null = null): void {
-  const start = queue.words[QUEUE_TAIL] as number;
-  queue.words[QUEUE_TAIL] = start + count;
-  queue.hold(start, count, list ?? new Array<Held>(count).fill(held), list !== null);
+  queue.words[QUEUE_TAIL] = (queue.words[QUEUE_TAIL] as number) + count;
+  const all = list ?? new Array<Held>(count).fill(held);
+  const isWhole = count > 1 && list !== null;
+  if (queue.youngest !== (isWhole ? all : all[0]) || (count > 1 && !isWhole)) queue.hold(count, all, isWhole);
+  if (list !== null && count < list.length) queue.youngest = NOTHING;
 }
 
 /** What a completion does: the addon moves the head behind it. */
