@@ -13,7 +13,8 @@ struct check {
   const char* name;
   bool (*run)(void);
 };
-extern const struct check data_checks[], error_checks[], object_checks[], process_checks[]; /* end with a null name */
+extern const struct check data_checks[], error_checks[], object_checks[], ioctl_checks[],
+    process_checks[]; /* end with a null name */
 
 #define EXPECT(condition)                                          \
   do {                                                             \

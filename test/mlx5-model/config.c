@@ -27,6 +27,7 @@ void config_read(void) {
   if (cfg.ndev > MAX_DEVICES) cfg.ndev = MAX_DEVICES;
   cfg.scatter_to_cqe = number("MLX5MODEL_S2C", 1);
   cfg.spin_ns = number("MLX5MODEL_SPIN_US", 100) * 1000ull;
+  cfg.ioctl = number("MLX5MODEL_IOCTL", 1);
   cfg.memlock = number("MLX5MODEL_MEMLOCK", -1);
   const char* dir = getenv("MLX5MODEL_DIR");
   snprintf(cfg.sysfs_parent, sizeof cfg.sysfs_parent, "%s", dir && *dir ? dir : "/tmp");

@@ -1,5 +1,8 @@
 /* What the device says of itself: limits, port, GID table. The figures are those of a ConnectX-5. */
 #include <errno.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_ioctl_verbs.h>
+#include <rdma/mlx5_user_ioctl_cmds.h>
 #include <string.h>
 
 #include "model.h"
@@ -29,21 +32,8 @@ int check_address(uint8_t port, bool is_global, unsigned sgid_index) {
   return gid.global.interface_id ? 0 : ENODATA; /* an empty entry of the table */
 }
 
-int cmd_get_context(struct command* cmd) {
-  struct ctx* c = cmd->ctx;
-  struct mlx5_ib_alloc_ucontext_req_v2 req;
-  command_driver_request(cmd, sizeof(struct ib_uverbs_get_context), &req, sizeof req);
-  if (c->async_file || req.total_num_bfregs < 4) return EINVAL;
-  int err = engine_start_thread();
-  if (err) return err;
-  c->async_file = file_new_events();
-  if (!c->async_file) return EMFILE;
-  file_hold(c->async_file);
-  c->bfregs = req.total_num_bfregs & ~1u;
-  c->low_latency_bfregs = min_of(req.num_low_latency_bfregs, 31u);
-  if (c->low_latency_bfregs > c->bfregs - 2) c->low_latency_bfregs = c->bfregs - 2;
-  struct ib_uverbs_get_context_resp resp = {.async_fd = c->async_file->read_fd, .num_comp_vectors = COMP_VECTORS};
-  struct mlx5_ib_alloc_ucontext_resp driver = {
+static struct mlx5_ib_alloc_ucontext_resp context_response(const struct ctx* c) {
+  return (struct mlx5_ib_alloc_ucontext_resp){
       .qp_tab_size = MAX_OBJECTS,
       .bf_reg_size = 512,
       .tot_bfregs = c->bfregs,
@@ -54,14 +44,80 @@ int cmd_get_context(struct command* cmd) {
       .max_recv_wr = MAX_QP_WR,
       .max_srq_recv_wr = MAX_SRQ_WR,
       .num_ports = 1,
-      .response_length = sizeof driver,
+      .response_length = sizeof(struct mlx5_ib_alloc_ucontext_resp),
       .cqe_version = 1, /* CQEs name the QP by uidx */
       .cmds_supp_uhw = MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE | MLX5_USER_CMDS_SUPP_UHW_CREATE_AH,
       .eth_min_inline = MLX5_USER_INLINE_MODE_NONE,
       .log_uar_size = 12,
       .num_uars_per_page = 1,
   };
+}
+
+/* What both forms of GET_CONTEXT do. */
+static int context_start(struct ctx* c, const struct mlx5_ib_alloc_ucontext_req_v2* req) {
+  if (c->ready || req->total_num_bfregs < 4) return EINVAL;
+  int err = engine_start_thread();
+  if (err) return err;
+  c->ready = true;
+  if (cfg.ioctl && (req->lib_caps & MLX5_LIB_CAP_DYN_UAR)) return 0; /* it allocates its doorbell pages itself: uar.c */
+  c->bfregs = req->total_num_bfregs & ~1u;
+  c->low_latency_bfregs = min_of(req->num_low_latency_bfregs, 31u);
+  if (c->low_latency_bfregs > c->bfregs - 2) c->low_latency_bfregs = c->bfregs - 2;
+  return 0;
+}
+
+static struct file* async_file_new(struct ctx* c) {
+  struct file* f = file_new_events();
+  if (!f || c->async_file) return f;
+  c->async_file = f;
+  file_hold(f);
+  return f;
+}
+
+int cmd_get_context(struct command* cmd) {
+  struct ctx* c = cmd->ctx;
+  struct mlx5_ib_alloc_ucontext_req_v2 req;
+  command_driver_request(cmd, sizeof(struct ib_uverbs_get_context), &req, sizeof req);
+  if (c->ready) return EINVAL;
+  struct file* async = async_file_new(c);
+  if (!async) return EMFILE;
+  int err = context_start(c, &req);
+  if (err) return err;
+  struct ib_uverbs_get_context_resp resp = {.async_fd = async->read_fd, .num_comp_vectors = COMP_VECTORS};
+  struct mlx5_ib_alloc_ucontext_resp driver = context_response(c);
   command_reply(cmd, &resp, sizeof resp, &driver, sizeof driver);
+  return 0;
+}
+
+int method_get_context(struct call* call) {
+  struct mlx5_ib_alloc_ucontext_req_v2 req;
+  call_in(call, UVERBS_ATTR_UHW_IN, &req, sizeof req);
+  int err = context_start(call->ctx, &req);
+  if (err) return err;
+  struct mlx5_ib_alloc_ucontext_resp driver = context_response(call->ctx);
+  uint32_t vectors = COMP_VECTORS;
+  uint64_t support = IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS;
+  call_out(call, UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &vectors, sizeof vectors);
+  call_out(call, UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &support, sizeof support);
+  call_out(call, UVERBS_ATTR_UHW_OUT, &driver, sizeof driver);
+  return 0;
+}
+
+/* For who imports the device file: the context is there already. */
+int method_query_context(struct call* call) {
+  struct mlx5_ib_alloc_ucontext_resp driver = context_response(call->ctx);
+  uint32_t vectors = COMP_VECTORS;
+  uint64_t support = IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS;
+  call_out(call, UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &vectors, sizeof vectors);
+  call_out(call, UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &support, sizeof support);
+  call_out(call, MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &driver, sizeof driver);
+  return 0;
+}
+
+int method_async_event_alloc(struct call* call) {
+  struct file* f = async_file_new(call->ctx);
+  if (!f) return EMFILE;
+  call_out_handle(call, UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, (uint32_t)f->read_fd);
   return 0;
 }
 

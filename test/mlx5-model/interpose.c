@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "model.h"
@@ -31,6 +32,7 @@
 NEXT(int, open, (const char*, int, ...))
 NEXT(int, openat, (int, const char*, int, ...))
 NEXT(int, stat, (const char*, struct stat*))
+NEXT(int, fstat, (int, struct stat*))
 NEXT(int, close, (int))
 NEXT(ssize_t, write, (int, const void*, size_t))
 NEXT(int, ioctl, (int, unsigned long, ...))
@@ -115,8 +117,18 @@ EXPORT int openat64(int at, const char* path, int flags, ...) {
   return load_openat()(at, path, flags | O_LARGEFILE, mode);
 }
 
+/* Each device has a number of its own, by which ibv_import_device() tells whose file it was given. */
+static int numbered(int result, struct stat* st, int dev) {
+  if (!result && dev >= 0) st->st_rdev = makedev(UVERBS_MAJOR, UVERBS_FIRST_MINOR + dev);
+  return result;
+}
+
 EXPORT int stat(const char* path, struct stat* st) {
-  return load_stat()(device_of(path) >= 0 ? "/dev/null" : path, st);
+  int dev = device_of(path);
+  return numbered(load_stat()(dev >= 0 ? "/dev/null" : path, st), st, dev);
+}
+EXPORT int fstat(int fd, struct stat* st) {
+  return numbered(load_fstat()(fd, st), st, is_device_file(fd) ? file_of(fd)->ctx->dev : -1);
 }
 
 /* ------------------------------------------------------------------ use */
@@ -131,8 +143,10 @@ EXPORT int ioctl(int fd, unsigned long request, ...) {
   va_start(args, request);
   void* arg = va_arg(args, void*);
   va_end(args);
-  /* "a kernel without the ioctl interface": libibverbs then sends everything by write() */
-  if (is_device_file(fd)) return errno = ENOTTY, -1;
+  if (is_device_file(fd)) {
+    if (!cfg.ioctl || request != RDMA_VERBS_IOCTL) return errno = ENOTTY, -1;
+    return uverbs_ioctl(file_of(fd)->ctx, arg);
+  }
   return load_ioctl()(fd, request, arg);
 }
 

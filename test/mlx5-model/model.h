@@ -15,6 +15,7 @@
 #include <infiniband/verbs.h>
 #include <rdma/ib_user_verbs.h>
 #include <rdma/mlx5-abi.h>
+#include <rdma/rdma_user_ioctl_cmds.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,6 +40,7 @@ struct config {
   int log;
   bool ib; /* link layer InfiniBand instead of Ethernet (RoCE) */
   int ndev;
+  bool ioctl; /* else a kernel without the ioctl interface, before Linux 4.20 */
   bool scatter_to_cqe;
   uint64_t spin_ns;      /* how long the idle engine thread spins before it sleeps */
   int64_t memlock;       /* forced limit of pinned bytes, -1: RLIMIT_MEMLOCK as the kernel applies it */
@@ -87,7 +89,7 @@ static inline void list_remove(struct list* l) {
   list_init(l);
 }
 
-enum kind { KIND_PD, KIND_MKEY, KIND_AH, KIND_CQ, KIND_SRQ, KIND_QP, KIND_COUNT };
+enum kind { KIND_PD, KIND_MKEY, KIND_AH, KIND_CQ, KIND_SRQ, KIND_QP, KIND_UAR, KIND_COUNT };
 
 struct ctx;
 
@@ -117,7 +119,8 @@ struct ctx {
   struct list objects[KIND_COUNT]; /* of_ctx */
   int dev;
   bool orphan;             /* inherited over fork(): the objects stay with the parent */
-  struct file* async_file; /* NULL before GET_CONTEXT */
+  bool ready;              /* after GET_CONTEXT */
+  struct file* async_file; /* where events go: the first that was made */
   /* Which doorbell registers (bfregs) are handed to which QP: see qp.c */
   uint32_t bfregs, low_latency_bfregs, low_latency_used, next_shared_bfreg;
 };
@@ -336,7 +339,7 @@ void hook_context(struct ibv_context* context) HIDDEN;
 void hook_cq(struct cq* cq) HIDDEN;
 void hook_qp(struct qp* qp) HIDDEN;
 
-/* ------------------------------------------------------------------ device.c, uverbs.c */
+/* ------------------------------------------------------------------ device.c, uverbs.c, ioctl.c */
 
 /* One command as it came through write(). The *_size fields are what the caller gave room for. */
 struct command {
@@ -369,12 +372,42 @@ command_fn cmd_destroy_cq HIDDEN, cmd_create_srq HIDDEN, cmd_modify_srq HIDDEN, 
 command_fn cmd_destroy_srq HIDDEN, cmd_create_qp HIDDEN, cmd_ex_create_qp HIDDEN, cmd_modify_qp HIDDEN;
 command_fn cmd_ex_modify_qp HIDDEN, cmd_query_qp HIDDEN, cmd_destroy_qp HIDDEN;
 
+/* One call of the ioctl interface. */
+struct call {
+  struct ctx* ctx;
+  struct ib_uverbs_attr* attributes;
+  unsigned count;
+};
+
+/* A method answers 0 or an errno. To add one: the function beside what it is about, and a line in the table of ioctl.c.
+ */
+typedef int method_fn(struct call* call);
+
+bool call_has(const struct call* call, uint16_t id) HIDDEN;
+/* Attributes that are read: the first `size` bytes of one (zero where it has less), a number, an array, a handle. */
+void call_in(const struct call* call, uint16_t id, void* to, size_t size) HIDDEN;
+uint64_t call_u64(const struct call* call, uint16_t id) HIDDEN;
+const void* call_in_array(const struct call* call, uint16_t id, size_t* size) HIDDEN;
+uint32_t call_handle(const struct call* call, uint16_t id) HIDDEN;
+/* The context's own object that the handle names, or NULL. */
+void* call_object(const struct call* call, uint16_t id, enum kind kind) HIDDEN;
+/* Attributes that are answered: as much as there is room for, and nothing where the caller does not ask. */
+void call_out(const struct call* call, uint16_t id, const void* from, size_t size) HIDDEN;
+void call_out_handle(const struct call* call, uint16_t id, uint32_t handle) HIDDEN;
+int uverbs_ioctl(struct ctx* c, void* arg) HIDDEN;
+
+method_fn method_get_context HIDDEN, method_query_context HIDDEN, method_async_event_alloc HIDDEN;
+method_fn method_uar_alloc HIDDEN, method_uar_destroy HIDDEN, method_pd_query HIDDEN;
+
 /* Checks an address vector as the kernel does; 0 or an errno. */
 int check_address(uint8_t port, bool is_global, unsigned sgid_index) HIDDEN;
 
 /* ------------------------------------------------------------------ sysfs.c, interpose.c */
 
 void sysfs_create(void) HIDDEN;
+/* Number of the character device that a device file says it is; sysfs says the same. */
+#define UVERBS_MAJOR 231
+#define UVERBS_FIRST_MINOR 192
 /* The calls that our own code makes: past the interposed ones. */
 int real_close(int fd) HIDDEN;
 bool in_own_process(void) HIDDEN;

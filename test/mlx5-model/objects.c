@@ -1,5 +1,6 @@
 /* Handle tables, and the contexts that own the objects in them. */
 #include <errno.h>
+#include <rdma/mlx5_user_ioctl_cmds.h>
 #include <stdlib.h>
 
 #include "model.h"
@@ -12,14 +13,15 @@ struct list every_context = {&every_context, &every_context};
  * QPN or key is noticed; the first values keep clear of numbers that mean something else (QP 0 and 1 are special,
  * mkey 1 with variant 0 is the receive queue's end marker).
  */
-static uint32_t next_id[KIND_COUNT] = {
-    [KIND_PD] = 1, [KIND_MKEY] = 0x10, [KIND_AH] = 1, [KIND_CQ] = 0x400, [KIND_SRQ] = 0x40, [KIND_QP] = 0x100};
+static uint32_t next_id[KIND_COUNT] = {[KIND_PD] = 1,     [KIND_MKEY] = 0x10, [KIND_AH] = 1, [KIND_CQ] = 0x400,
+                                       [KIND_SRQ] = 0x40, [KIND_QP] = 0x100,  [KIND_UAR] = 1};
 #define LOWEST_ID 0x10u
 
 bool object_add(struct ctx* c, enum kind kind, struct object* o) {
   for (uint32_t tries = 0; tries < MAX_OBJECTS; tries++) {
     uint32_t id = next_id[kind]++ % MAX_OBJECTS;
-    if ((id < LOWEST_ID && kind != KIND_PD && kind != KIND_AH) || id == 0 || object_table[kind][id]) continue;
+    if ((id < LOWEST_ID && kind != KIND_PD && kind != KIND_AH && kind != KIND_UAR) || id == 0 || object_table[kind][id])
+      continue;
     o->ctx = c;
     o->kind = kind;
     o->id = id;
@@ -65,6 +67,7 @@ static void destroy(struct object* o) {
       break;
     }
     case KIND_PD:
+    case KIND_UAR:
     case KIND_COUNT:
       break;
   }
@@ -74,7 +77,7 @@ static void destroy(struct object* o) {
 
 /* What the kernel does when the last descriptor of the device file goes: everything, in the order of dependence. */
 void ctx_release_objects(struct ctx* c) {
-  static const enum kind order[] = {KIND_QP, KIND_SRQ, KIND_CQ, KIND_MKEY, KIND_AH, KIND_PD};
+  static const enum kind order[] = {KIND_QP, KIND_SRQ, KIND_CQ, KIND_MKEY, KIND_AH, KIND_PD, KIND_UAR};
   for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
     struct list* l = &c->objects[order[i]];
     while (!list_empty(l)) destroy(container_of(l->next, struct object, of_ctx));
@@ -97,6 +100,13 @@ int cmd_alloc_pd(struct command* cmd) {
   struct ib_uverbs_alloc_pd_resp resp = {.pd_handle = pd->o.id};
   struct mlx5_ib_alloc_pd_resp driver = {.pdn = pd->o.id};
   command_reply(cmd, &resp, sizeof resp, &driver, sizeof driver);
+  return 0;
+}
+
+int method_pd_query(struct call* call) {
+  struct pd* pd = call_object(call, MLX5_IB_ATTR_QUERY_PD_HANDLE, KIND_PD);
+  if (!pd) return ENOENT;
+  call_out(call, MLX5_IB_ATTR_QUERY_PD_RESP_PDN, &pd->o.id, sizeof pd->o.id);
   return 0;
 }
 

@@ -78,7 +78,8 @@ static int create_qp(struct command* cmd, const struct ib_uverbs_create_qp* req,
                                               .max_recv_sge = req->max_recv_sge,
                                               .max_inline_data = req->max_inline_data,
                                               .sq_sig_all = req->sq_sig_all};
-  bfreg_assign(c, qp);
+  qp->low_latency_slot = NO_SLOT;
+  if (!(buf->flags & MLX5_QP_FLAG_UAR_PAGE_INDEX)) bfreg_assign(c, qp); /* else a page of the program's: uar.c */
   engine_add_qp(qp);
   hook_qp(qp);
   MODEL_LOG("  QP 0x%x: sq %u blocks, rq %u x %u, uidx 0x%x, flags 0x%x, bfreg %u\n", qp->o.id, qp->sq_count,

@@ -16,7 +16,7 @@
 
 #include "model.h"
 
-#define LAYOUT 1 /* to be raised whenever the tree's contents change */
+#define LAYOUT 2 /* to be raised whenever the tree's contents change */
 #define PATH_SIZE 512
 
 static char root[PATH_SIZE / 2];
@@ -72,7 +72,7 @@ static void put_device(int dev) {
   snprintf(file, sizeof file, "class/infiniband_verbs/uverbs%d/ibdev", dev);
   put(file, "mlx5_%d\n", dev);
   snprintf(file, sizeof file, "class/infiniband_verbs/uverbs%d/dev", dev);
-  put(file, "1:3\n"); /* /dev/null, which is what an opened device file really is: see interpose.c */
+  put(file, "%d:%d\n", UVERBS_MAJOR, UVERBS_FIRST_MINOR + dev);
   snprintf(file, sizeof file, "class/infiniband_verbs/uverbs%d/abi_version", dev);
   put(file, "1\n");
   PUT_DEVICE("node_type", "1: CA\n");

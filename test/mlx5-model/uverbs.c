@@ -1,5 +1,6 @@
 /*
- * The kernel's command interface: requests that arrive as one write() each on the device file.
+ * The kernel's older command interface: requests that arrive as one write() each on the device file. (The younger one
+ * is in ioctl.c.)
  *
  * Layout (<rdma/ib_user_verbs.h>): a header, then the core request, then the driver's request. A plain core request
  * starts with the address of the response buffer, and the driver's response follows the core response directly. An
@@ -71,7 +72,7 @@ static int run(struct ctx* c, uint32_t number, bool extended, struct command* cm
   command_fn* fn = !known ? NULL : extended ? commands[number].extended : commands[number].plain;
   if (c->orphan) return EIO;
   if (!fn) return EOPNOTSUPP;
-  if (!c->async_file && fn != cmd_get_context) return EINVAL;
+  if (!c->ready && fn != cmd_get_context) return EINVAL;
   return fn(cmd);
 }
 
