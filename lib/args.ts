@@ -78,23 +78,59 @@ export function oneOf<T extends number>(value: unknown, name: string, object: Re
   throw rangeError(`${name} must be a ${type} (${Object.keys(object).join(', ')}), not ${value}`);
 }
 
-/** An options object; a key that is not known is refused, so that a misspelt option cannot be passed over. */
+/**
+ * An options object; a key that is not known is refused, so that a misspelt option cannot be passed over.
+ *
+ * @param hints - what to say to keys that are not known here, but that C has
+ */
 export function readOptions<T extends object>(
   value: T | undefined,
   name: string,
   known: readonly string[],
+  hints: Readonly<Record<string, string>> = {},
 ): Partial<T> {
   if (value === undefined) return {};
   if (typeof value !== 'object' || value === null || Array.isArray(value)) throw typeError(name, 'an object', value);
   for (const key of Object.keys(value)) {
-    if (!known.includes(key)) {
-      const meant = known.find((k) => k.toLowerCase() === key.toLowerCase().replaceAll('_', ''));
-      throw valueError(
-        `Unknown option '${key}' in ${name}${meant ? `; did you mean '${meant}'?` : `; known are ${known.join(', ')}`}`,
-      );
-    }
+    if (known.includes(key)) continue;
+    const meant = nearest(key, known);
+    const advice = Object.hasOwn(hints, key)
+      ? `: ${hints[key]}`
+      : `; ${meant === undefined ? `known are ${known.join(', ')}` : `did you mean '${meant}'?`}`;
+    throw valueError(`Unknown option '${key}' in ${name}${advice}`);
   }
   return value;
+}
+
+/** The known name that was probably meant: the one with the fewest edits, of one for every three letters at the most. */
+export function nearest(given: string, known: readonly string[]): string | undefined {
+  const plain = (name: string) => name.toLowerCase().replaceAll('_', '');
+  let fewest = Math.max(Math.floor(given.length / 3), 1) + 1;
+  let found: string | undefined;
+  // No name of ours is as long as that, and the work grows with the length.
+  if (given.length > 40) return undefined;
+  for (const name of known) {
+    const count = edits(plain(given), plain(name));
+    if (count < fewest) [fewest, found] = [count, name];
+  }
+  return found;
+}
+
+// Letters to insert, take out or replace, and neighbours to swap, to make one word of the other.
+function edits(a: string, b: string): number {
+  let before: number[] = [];
+  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
+  for (let i = 1; i <= a.length; i++) {
+    const next = [i];
+    for (let j = 1; j <= b.length; j++) {
+      const isSwap = i > 1 && j > 1 && a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1];
+      const [up, left, corner] = [row[j], next[j - 1], row[j - 1]] as [number, number, number];
+      next[j] = Math.min(up + 1, left + 1, corner + Number(a[i - 1] !== b[j - 1]));
+      if (isSwap) next[j] = Math.min(next[j] as number, (before[j - 2] as number) + 1);
+    }
+    [before, row] = [row, next];
+  }
+  return row[b.length] as number;
 }
 
 /** An AbortSignal or nothing. */

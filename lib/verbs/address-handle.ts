@@ -1,9 +1,11 @@
 import { integer, readOptions, typeError } from '../args.ts';
+import { RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
 import { WcFlags } from '../native/constants.gen.ts';
 import type { AhHandle } from '../native/native.ts';
 import type { WorkCompletion } from './completion-queue.ts';
 import { formatGid, parseGid } from './gid.ts';
+import { explainAddress } from './limits.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import { Resource } from './resource.ts';
 
@@ -96,7 +98,13 @@ export class AddressHandle extends Resource {
 
   /** @internal */
   static create(pd: ProtectionDomain, attr: AhAttr): AddressHandle {
-    return new AddressHandle(pd, binding().createAh(pd.handle, { ahAttr: ahAttr(attr, 'attr') }));
+    const native = { ahAttr: ahAttr(attr, 'attr') };
+    try {
+      return new AddressHandle(pd, binding().createAh(pd.handle, native));
+    } catch (error) {
+      const reasons = error instanceof RdmaError ? explainAddress(pd.context, attr) : [];
+      throw error instanceof RdmaError && reasons.length > 0 ? error.explained(reasons.join('; ')) : error;
+    }
   }
 
   /** @internal */

@@ -7,6 +7,7 @@ import { Layout } from '../native/layout.gen.ts';
 import { BELL_COUNT, BELL_LIST, BELL_RESULT, type ContextHandle, type CqHandle } from '../native/native.ts';
 import type { CompletionChannel } from './completion-channel.ts';
 import type { Context } from './context.ts';
+import { withinLimits } from './limits.ts';
 import { Resource } from './resource.ts';
 
 /** A work completion: `struct ibv_wc`. When `status` is not SUCCESS only `wrId`, `status`, `qpNum`, `vendorErr` are valid. */
@@ -184,7 +185,9 @@ export class CompletionQueue extends Resource {
     compVector: number,
   ) {
     const id = nextId();
-    const native = binding().createCq(contextHandle, cqe, channel ? channel.handle : null, compVector, id);
+    const native = withinLimits(context, [['cqe', cqe, 'maxCqe']], 'maxCq', () =>
+      binding().createCq(contextHandle, cqe, channel ? channel.handle : null, compVector, id),
+    );
     super(channel ? [context, channel] : [context]);
     this.context = context;
     this.channel = channel;

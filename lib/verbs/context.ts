@@ -1,6 +1,6 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { constants } from 'node:os';
-import { abortSignal, instance, integer, readOptions, string, valueError } from '../args.ts';
+import { abortSignal, instance, integer, readOptions, string, typeError, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding, verbs } from '../native/binding.ts';
 import { GidType, PortState } from '../native/constants.gen.ts';
@@ -10,6 +10,7 @@ import { CompletionChannel } from './completion-channel.ts';
 import { CompletionQueue } from './completion-queue.ts';
 import type { DeviceAttr, PortAttr } from './device-attributes.ts';
 import { chooseGid, formatGid, type GidEntry } from './gid.ts';
+import { explainPort } from './limits.ts';
 import { ProtectionDomain } from './protection-domain.ts';
 import { Resource } from './resource.ts';
 
@@ -46,14 +47,18 @@ export function getDeviceList(): Device[] {
 /**
  * Opens a device.
  *
- * @param name - its name. Default: the one that the environment variable NODE_RDMA_DEVICE names, else the first whose
- *   port 1 is active, else the first
+ * @param device - its name, or an entry of `getDeviceList()`. Default: the one that the environment variable
+ *   NODE_RDMA_DEVICE names, else the first whose port 1 is active, else the first
  * @throws RdmaUnavailableError as `getDeviceList()`
  * @throws RdmaError ENODEV when there is no such device, with those that there are; EACCES or ENOENT for its device node
  * @see ibv_open_device(3)
  */
-export function openDevice(name: string | undefined = process.env.NODE_RDMA_DEVICE || undefined): Context {
-  if (name !== undefined) return open(string(name, 'name'));
+export function openDevice(device: string | Device | undefined = process.env.NODE_RDMA_DEVICE || undefined): Context {
+  if (device !== undefined) {
+    const name = typeof device === 'object' && device !== null ? device.name : device;
+    if (typeof name !== 'string') throw typeError('device', "a device's name or an entry of getDeviceList()", device);
+    return open(name);
+  }
   const devices = getDeviceList();
   let first: Context | undefined;
   let failure: unknown;
@@ -126,8 +131,7 @@ export class Context extends Resource {
    * @see ibv_query_port(3)
    */
   queryPort(portNum: number): PortAttr {
-    this.requireOpen();
-    return binding().queryPort(this.handle, checkPort(portNum)) as unknown as PortAttr;
+    return this.#atPort(portNum, () => binding().queryPort(this.handle, portNum)) as unknown as PortAttr;
   }
 
   /**
@@ -140,10 +144,8 @@ export class Context extends Resource {
    * @see ibv_query_gid(3)
    */
   queryGid(portNum: number, gidIndex: number): string {
-    this.requireOpen();
-    return formatGid(
-      binding().queryGid(this.handle, checkPort(portNum), integer(gidIndex, 'gidIndex', 0, 0x7fff_ffff)),
-    );
+    const index = integer(gidIndex, 'gidIndex', 0, 0x7fff_ffff);
+    return formatGid(this.#atPort(portNum, () => binding().queryGid(this.handle, portNum, index)));
   }
 
   /**
@@ -207,9 +209,8 @@ export class Context extends Resource {
    * @see ibv_query_gid_ex(3)
    */
   queryGidEx(portNum: number, gidIndex: number): GidEntry {
-    this.requireOpen();
     const index = integer(gidIndex, 'gidIndex', 0, 0x7fff_ffff);
-    const entry = binding().queryGidEx(this.handle, checkPort(portNum), index);
+    const entry = this.#atPort(portNum, () => binding().queryGidEx(this.handle, portNum, index));
     return { ...entry, gid: formatGid(entry.gid) };
   }
 
@@ -223,8 +224,20 @@ export class Context extends Resource {
    * @see ibv_query_pkey(3)
    */
   queryPkey(portNum: number, index: number): number {
+    integer(index, 'index', 0, 0xffff);
+    return this.#atPort(portNum, () => binding().queryPkey(this.handle, portNum, index));
+  }
+
+  // Asks something about a port, and says so when there is no such port: the kernel says EINVAL, or something else.
+  #atPort<T>(portNum: number, query: () => T): T {
     this.requireOpen();
-    return binding().queryPkey(this.handle, checkPort(portNum), integer(index, 'index', 0, 0xffff));
+    checkPort(portNum);
+    try {
+      return query();
+    } catch (error) {
+      const missing = error instanceof RdmaError ? explainPort(this, portNum) : undefined;
+      throw error instanceof RdmaError && missing !== undefined ? error.explained(missing) : error;
+    }
   }
 
   /**

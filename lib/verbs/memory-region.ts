@@ -2,7 +2,9 @@ import { readFileSync } from 'node:fs';
 import { integer, rangeError, stateError, typeError } from '../args.ts';
 import type { RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
+import { AccessFlags } from '../native/constants.gen.ts';
 import type { MrHandle, NativeMr } from '../native/native.ts';
+import type { Context } from './context.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import type { RemoteRegionToken } from './remote-region.ts';
 import { Resource } from './resource.ts';
@@ -90,10 +92,9 @@ export class MemoryRegion extends Resource {
    * @param length - bytes, default all up to the end, but at most 2^32 - 1 (`ibv_sge.length`)
    * @throws RangeError `ERR_OUT_OF_RANGE` when it does not lie inside the region
    */
-  slice(offset = 0, length = Math.min(this.length - offset, 0xffff_ffff)): MemorySlice {
+  slice(offset = 0, length?: number): MemorySlice {
     this.requireOpen();
-    checkRange(offset, length, this.length, 'region');
-    return new MemorySlice(this, offset, length);
+    return new MemorySlice(this, offset, checkRange(offset, length, this.length, 'region'));
   }
 
   /**
@@ -191,26 +192,31 @@ export class MemorySlice {
   }
 }
 
-/** @internal */
-export function checkRange(offset: number, length: number, available: number, what: string): void {
+/** A range's length: the one given, or all up to the end. @internal */
+export function checkRange(offset: number, given: number | undefined, available: number, what: string): number {
   integer(offset, 'offset', 0, Number.MAX_SAFE_INTEGER);
+  const length = given === undefined ? Math.min(Math.max(available - offset, 0), 0xffff_ffff) : given;
   integer(length, 'length', 0, 0xffff_ffff);
   if (offset + length > available) {
     throw rangeError(`offset ${offset} + length ${length} is past the end of the ${what} of ${available} bytes`);
   }
+  return length;
 }
+
+// The addon interface cannot reach the memory of one.
+const NOT_SHARED =
+  '(a SharedArrayBuffer cannot be registered: each thread registers memory of its own, and copies or sends between them)';
 
 /** The memory behind a view: what `ibv_reg_mr` is told. @internal */
 export function memoryOf(memory: unknown): { buffer: ArrayBuffer; view: Buffer } {
   const isView = ArrayBuffer.isView(memory);
   if (!isView && !(memory instanceof ArrayBuffer)) {
-    throw typeError('memory', 'a Buffer, TypedArray, DataView or ArrayBuffer', memory);
+    const expected = 'a Buffer, TypedArray, DataView or ArrayBuffer';
+    throw typeError('memory', memory instanceof SharedArrayBuffer ? `${expected} ${NOT_SHARED}` : expected, memory);
   }
   // `resizable` is younger than the library definitions that we compile with.
   const backing: ArrayBufferLike & { resizable?: boolean } = isView ? memory.buffer : memory;
-  if (!(backing instanceof ArrayBuffer)) {
-    throw typeError('memory', 'backed by an ArrayBuffer of its own (a SharedArrayBuffer is not supported)', memory);
-  }
+  if (!(backing instanceof ArrayBuffer)) throw typeError('memory', `backed by an ArrayBuffer ${NOT_SHARED}`, memory);
   if (backing.resizable) throw typeError('memory', 'of a fixed size, since a resizable one may move', memory);
   // Looked at first: a DataView of a detached one throws when it is asked for its length.
   if (backing.byteLength === 0 || memory.byteLength === 0) {
@@ -221,8 +227,20 @@ export function memoryOf(memory: unknown): { buffer: ArrayBuffer; view: Buffer }
   return { buffer: backing, view: Buffer.from(backing, offset, length) };
 }
 
-/** ENOMEM from a registration is nearly always the limit on locked memory, and never says so. @internal */
-export function explainRegistration(error: RdmaError, length: number): RdmaError {
+/**
+ * EINVAL from a registration is nearly always about the access flags, and ENOMEM about the limit on locked memory; neither
+ * says so.
+ *
+ * @internal
+ */
+export function explainRegistration(error: RdmaError, length: number, access: number, context: Context): RdmaError {
+  const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_ATOMIC } = AccessFlags;
+  if (error.code === 'EINVAL') {
+    const { maxMrSize } = context.queryDevice();
+    if (BigInt(length) > maxMrSize) return error.explained(`${length} bytes, maxMrSize of the device is ${maxMrSize}`);
+    if ((access & (REMOTE_WRITE | REMOTE_ATOMIC)) === 0 || (access & LOCAL_WRITE) !== 0) return error;
+    return error.explained('REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too: add AccessFlags.LOCAL_WRITE');
+  }
   if (error.syscall === 'mmap' && error.code === 'ENOMEM') {
     return error.explained(`no memory for ${length} bytes; with hugePages, see /proc/sys/vm/nr_hugepages`);
   }

@@ -25,6 +25,18 @@ export function label(name: Name, field?: string): string {
   return field === undefined ? request : `${request}.${field}`;
 }
 
+const REMOTE = "use 'remote': new RemoteRegion(token).slice(offset, length)";
+const LOCAL = "use 'sgList': mr.slice(offset, length)";
+/** What to say to the fields of C that a request has in another form here. @internal */
+export const requestHints = {
+  remoteAddr: REMOTE,
+  remote_addr: REMOTE,
+  rkey: REMOTE,
+  addr: LOCAL,
+  length: LOCAL,
+  lkey: LOCAL,
+};
+
 /** The elements of a list, each read once, and no more than `most` of them. @internal */
 export function elementsOf<T>(list: readonly T[], most: number): T[] {
   const elements: T[] = [];

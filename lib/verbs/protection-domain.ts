@@ -69,7 +69,7 @@ export class ProtectionDomain extends Resource {
       const pending = binding().allocMr(this.handle, length, access, hugePages);
       return await this.track(pending.then((native) => this.#allocated(native, access)));
     } catch (error) {
-      throw explained(error, length);
+      throw this.#explained(error, length, access);
     }
   }
 
@@ -79,7 +79,7 @@ export class ProtectionDomain extends Resource {
     try {
       return this.#allocated(binding().allocMrSync(this.handle, length, access, hugePages), access);
     } catch (error) {
-      throw explained(error, length);
+      throw this.#explained(error, length, access);
     }
   }
 
@@ -99,7 +99,7 @@ export class ProtectionDomain extends Resource {
       const pending = binding().regMr(this.handle, buffer, view.byteOffset, view.byteLength, access);
       return await this.track(pending.then((native) => new MemoryRegion(this, native, view, access)));
     } catch (error) {
-      throw explained(error, view.byteLength);
+      throw this.#explained(error, view.byteLength, access);
     }
   }
 
@@ -110,7 +110,7 @@ export class ProtectionDomain extends Resource {
       const native = binding().regMrSync(this.handle, buffer, view.byteOffset, view.byteLength, access);
       return new MemoryRegion(this, native, view, access);
     } catch (error) {
-      throw explained(error, view.byteLength);
+      throw this.#explained(error, view.byteLength, access);
     }
   }
 
@@ -200,6 +200,10 @@ export class ProtectionDomain extends Resource {
     return { buffer, view, access };
   }
 
+  #explained(error: unknown, length: number, access: number): unknown {
+    return error instanceof RdmaError ? explainRegistration(error, length, access, this.context) : error;
+  }
+
   /** Work requests in flight that use an object of this domain. @internal */
   inFlight(region: Resource): number {
     let count = 0;
@@ -217,8 +221,4 @@ export class ProtectionDomain extends Resource {
   protected destroy(): void {
     binding().deallocPd(this.handle);
   }
-}
-
-function explained(error: unknown, length: number): unknown {
-  return error instanceof RdmaError ? explainRegistration(error, length) : error;
 }

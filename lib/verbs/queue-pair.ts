@@ -2,11 +2,12 @@ import { constants } from 'node:os';
 import { boolean, instance, integer, oneOf, rangeError, readOptions, uint32, valueError } from '../args.ts';
 import { PostError, RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
-import { LinkLayer, QpAttrMask, QpState, QpType, SendFlags } from '../native/constants.gen.ts';
+import { QpAttrMask, QpState, QpType, SendFlags } from '../native/constants.gen.ts';
 import type { QpCap, QpHandle } from '../native/native.ts';
 import { GRH_BYTES } from './address-handle.ts';
 import { CompletionQueue } from './completion-queue.ts';
 import { formatGid, parseGid } from './gid.ts';
+import { explainAddress, explainPort, withinLimits } from './limits.ts';
 import { MemorySlice } from './memory-region.ts';
 import { MemoryWindow } from './memory-window.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
@@ -108,14 +109,16 @@ export class QueuePair extends Resource {
     const defaults = { maxSendWr: 128, maxRecvWr: own, maxSendSge: 1, maxRecvSge: own && 1, maxInlineData: 0 };
     const granted = qpCap(cap, 'attr.cap', defaults);
 
-    const native = binding().createQp(
-      pd.handle,
-      sendCq.handle,
-      recvCq.handle,
-      srq ? srq.handle : null,
-      qpType,
-      boolean(sqSigAll, 'attr.sqSigAll'),
-      granted,
+    boolean(sqSigAll, 'attr.sqSigAll');
+    const srqHandle = srq ? srq.handle : null;
+    const wanted = [
+      ['attr.cap.maxSendWr', granted.maxSendWr, 'maxQpWr'],
+      ['attr.cap.maxRecvWr', granted.maxRecvWr, 'maxQpWr'],
+      ['attr.cap.maxSendSge', granted.maxSendSge, 'maxSge'],
+      ['attr.cap.maxRecvSge', granted.maxRecvSge, 'maxSge'],
+    ] as const;
+    const native = withinLimits(pd.context, wanted, 'maxQp', () =>
+      binding().createQp(pd.handle, sendCq.handle, recvCq.handle, srqHandle, qpType, sqSigAll, granted),
     );
     super([...new Set<Resource>([pd, sendCq, recvCq]), ...(srq ? [srq] : [])]);
     this.#handle = native.handle;
@@ -391,19 +394,14 @@ export class QueuePair extends Resource {
       );
     }
     const context = this.pd.context;
-    const { ahAttr } = attr;
-    const grh = ahAttr?.grh;
-    const portNum = ahAttr ? (ahAttr.portNum ?? 1) : attr.portNum;
-    if (portNum !== undefined && portNum > context.queryDevice().physPortCnt) {
-      reasons.push(`there is no port ${portNum}`);
-    } else if (ahAttr && portNum !== undefined) {
-      const port = context.queryPort(portNum);
-      if (port.linkLayer === LinkLayer.ETHERNET && !grh) reasons.push('ahAttr.grh is missing, which Ethernet needs');
-      if (grh && !context.queryGidTable().some((e) => e.gidIndex === grh.sgidIndex && e.portNum === portNum)) {
-        reasons.push(`GID index ${grh.sgidIndex} of the port is empty`);
-      }
-      if (attr.pathMtu !== undefined && attr.pathMtu > port.activeMtu) {
-        reasons.push(`pathMtu ${128 << attr.pathMtu} is more than the port's active MTU ${128 << port.activeMtu}`);
+    const { ahAttr, pathMtu, portNum = ahAttr?.portNum ?? 1 } = attr;
+    const missing = explainPort(context, portNum);
+    if (missing !== undefined) reasons.push(missing);
+    else if (ahAttr) {
+      reasons.push(...explainAddress(context, ahAttr));
+      const { activeMtu } = context.queryPort(portNum);
+      if (pathMtu !== undefined && pathMtu > activeMtu) {
+        reasons.push(`pathMtu ${128 << pathMtu} is more than the port's active MTU ${128 << activeMtu}`);
       }
     }
     const found = reasons.filter(Boolean).join('; ');

@@ -2,7 +2,7 @@ import { integer, rangeError, readOptions, typeError, valueError } from '../args
 import { Layout } from '../native/layout.gen.ts';
 import type { SharedList } from '../native/native.ts';
 import { MemorySlice } from './memory-region.ts';
-import { elementsOf, label, type Name, type Posting, PostList } from './post-list.ts';
+import { elementsOf, label, type Name, type Posting, PostList, requestHints } from './post-list.ts';
 import type { InFlight } from './work-queue.ts';
 
 /** A receive request: `struct ibv_recv_wr`. */
@@ -68,7 +68,7 @@ export class RecvList extends PostList<RecvWr> {
     const sgList = Array.isArray(given) ? elementsOf(given, this.#maxSge + 1) : given;
     let keys = 0;
     for (const _ in wr) keys++;
-    if (keys !== +(wrId !== undefined) + +(given !== undefined)) readOptions(wr, label(name), KNOWN_KEYS);
+    if (keys !== +(wrId !== undefined) + +(given !== undefined)) readOptions(wr, label(name), KNOWN_KEYS, requestHints);
     if (wrId !== undefined && !(Number.isSafeInteger(wrId) && wrId >= 0)) {
       integer(wrId, label(name, 'wrId'), 0, Number.MAX_SAFE_INTEGER);
     }

@@ -60,9 +60,8 @@ export class RemoteRegion {
    * @param length - bytes, default all up to the end: how much a request may touch from there
    * @throws RangeError `ERR_OUT_OF_RANGE` when it does not lie inside the region
    */
-  slice(offset = 0, length = Math.min(this.length - offset, 0xffff_ffff)): RemoteSlice {
-    checkRange(offset, length, this.length, 'remote region');
-    return new RemoteSlice(this, offset, length);
+  slice(offset = 0, length?: number): RemoteSlice {
+    return new RemoteSlice(this, offset, checkRange(offset, length, this.length, 'remote region'));
   }
 }
 

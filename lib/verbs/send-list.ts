@@ -5,7 +5,7 @@ import type { QpCap, SharedList } from '../native/native.ts';
 import { AddressHandle } from './address-handle.ts';
 import { swap32 } from './completion-queue.ts';
 import { MemorySlice } from './memory-region.ts';
-import { elementsOf, label, type Name, type Posting, PostList } from './post-list.ts';
+import { elementsOf, label, type Name, type Posting, PostList, requestHints } from './post-list.ts';
 import { RemoteSlice } from './remote-region.ts';
 import type { InFlight } from './work-queue.ts';
 
@@ -184,7 +184,7 @@ export class SendList extends PostList<SendWr> {
   #encodeRemote(index: number, remote: unknown, trait: number, localBytes: number, name: Name): void {
     const at = this.at(index);
     if (!RemoteSlice.is(remote)) {
-      throw typeError(label(name, 'remote'), 'a RemoteSlice (see RemoteRegion)', remote);
+      throw typeError(label(name, 'remote'), 'a RemoteSlice (new RemoteRegion(token).slice())', remote);
     }
     if ((trait & NEEDS_REMOTE) === 0) throw valueError(`${label(name, 'remote')}: this opcode has no remote memory`);
     const remoteBytes = RemoteSlice.lengthOf(remote);
@@ -331,7 +331,7 @@ export class SendList extends PostList<SendWr> {
 
   // For a request with keys that are not of every transport.
   #checkKeys(wr: SendWr, name: Name): void {
-    readOptions(wr, label(name), SEND_WR_KEYS);
+    readOptions(wr, label(name), SEND_WR_KEYS, requestHints);
     if (this.#ahs === null && (wr.ah !== undefined || wr.remoteQpn !== undefined || wr.remoteQkey !== undefined)) {
       throw valueError(`${label(name)}: ah, remoteQpn and remoteQkey are for UD queue pairs only`);
     }

@@ -2,6 +2,7 @@ import { integer, readOptions, uint32 } from '../args.ts';
 import { binding } from '../native/binding.ts';
 import { SrqAttrMask } from '../native/constants.gen.ts';
 import type { SrqHandle } from '../native/native.ts';
+import { withinLimits } from './limits.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import { RecvList, type RecvWr } from './recv-list.ts';
 import { Resource } from './resource.ts';
@@ -59,7 +60,11 @@ export class SharedReceiveQueue extends Resource {
     integer(maxSge, 'attr.maxSge', 0, 0x7fff_ffff);
     lastId = (lastId % 0xffff_ffff) + 1;
     const id = lastId;
-    const native = binding().createSrq(pd.handle, maxWr, maxSge, id);
+    const wanted = [
+      ['attr.maxWr', maxWr, 'maxSrqWr'],
+      ['attr.maxSge', maxSge, 'maxSrqSge'],
+    ] as const;
+    const native = withinLimits(pd.context, wanted, 'maxSrq', () => binding().createSrq(pd.handle, maxWr, maxSge, id));
     super([pd]);
     this.pd = pd;
     this.#id = id;

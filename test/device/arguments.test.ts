@@ -65,7 +65,7 @@ const grh = { dgid: '::1', sgidIndex: 0 };
 const cap = (name: string) => (value: never) => spare.pd.createQp({ sendCq: spare.cq, cap: { [name]: value } });
 
 const cases: Case[] = [
-  ['openDevice', (value) => openDevice(value), 'name', notStrings],
+  ['openDevice', (value) => openDevice(value), 'device', notStrings],
   ['queryPort', (value) => pair.a.context.queryPort(value), 'portNum', [undefined, 0, 256, ...number]],
   ['queryGidEx', (value) => pair.a.context.queryGidEx(value, 0), 'portNum', [undefined, 0, 256, ...number]],
   ['queryGidEx', (value) => pair.a.context.queryGidEx(1, value), 'gidIndex', [undefined, 2 ** 31, ...number]],
@@ -110,8 +110,10 @@ const cases: Case[] = [
     [2 ** 32, ...number],
   ],
   ['slice', (value) => pair.a.mr.slice(value, 1), 'offset', number],
+  ['slice', (value) => pair.a.mr.slice(value), 'offset', number],
   ['slice', (value) => pair.a.mr.slice(0, value), 'length', [2 ** 32, ...number]],
   ['RemoteRegion.slice', (value) => pair.remote.slice(value, 1), 'offset', number],
+  ['RemoteRegion.slice', (value) => pair.remote.slice(value), 'offset', number],
   ['RemoteRegion.slice', (value) => pair.remote.slice(0, value), 'length', [2 ** 32, ...number]],
   ['new RemoteRegion', (value) => new RemoteRegion(value), 'token', [undefined, ...notObjects]],
   ['createQp', (value) => spare.pd.createQp(value), 'attr', [undefined, ...notObjects, {}]],
@@ -297,7 +299,7 @@ describe('a misspelt option', () => {
     ['modifySync', () => modify({ ahAttr: { grh: { ...grh, hoplimit: 1 } } }), /hoplimit.*'hopLimit'/],
     ['postSend', () => send({ wr_id: 1 }), /wr_id.*'wrId'/],
     ['postRecv', () => pair.a.qp.postRecv({ sg_list: [] } as never), /sg_list.*'sgList'/],
-    ['close', () => spare.mr.close({ cascading: true } as never), /cascading.*known are cascade/],
+    ['close', () => spare.mr.close({ cascading: true } as never), /cascading.*did you mean .cascade./],
   ])('of %s is refused, with the one that was meant', (_what, call, message) => {
     const error = thrown(call);
     expect(error.code).toBe('ERR_INVALID_ARG_VALUE');

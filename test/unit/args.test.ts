@@ -59,9 +59,25 @@ describe('readOptions', () => {
     ['max_send_wr', 'maxSendWr'],
     ['MAXSENDWR', 'maxSendWr'],
     ['MaxSendWr', 'maxSendWr'],
+    ['maxSednWr', 'maxSendWr'],
+    ['maxSendWrs', 'maxSendWr'],
+    ['maxSndWr', 'maxSendWr'],
+    ['maxRceivWr', 'maxRecvWr'],
   ])('suggests for %s what was meant: %s', (given, meant) => {
     const call = () => args.readOptions({ [given]: 1 } as object, 'options', ['maxRecvWr', 'maxSendWr']);
     expect(call).toThrow(`Unknown option '${given}' in options; did you mean '${meant}'?`);
+  });
+
+  it('says what a name is here, where it is told', () => {
+    const call = (key: string) => () =>
+      args.readOptions({ [key]: 1 } as object, 'options', ['local'], { lkey: "use 'local'" });
+    expect(call('lkey')).toThrow("Unknown option 'lkey' in options: use 'local'");
+    expect(call('toString')).toThrow("Unknown option 'toString' in options; known are local");
+  });
+
+  it('does not compare what is longer than any name', () => {
+    expect(args.nearest('x'.repeat(1_000_000), ['x'.repeat(40)])).toBeUndefined();
+    expect(args.nearest('', ['a', 'b'])).toBe('a');
   });
 
   it('lists what there is where it cannot guess', () => {

@@ -1,4 +1,5 @@
 import { readFileSync } from 'node:fs';
+import { inspect } from 'node:util';
 import { describe, expect, it } from 'vitest';
 import * as api from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
@@ -32,6 +33,30 @@ describe('the constants', () => {
     }
     expect(Object.keys(compiled).filter((cName) => !seen.has(cName))).toEqual([]);
     expect(seen.size).toBeGreaterThan(200);
+  });
+
+  it('let no name pass that is not there, which | would make nothing of', () => {
+    const objects = Object.entries(api).filter(([name]) => source.includes(`export const ${name} = `));
+    expect(objects.length).toBeGreaterThan(20);
+    for (const [name, object] of objects) {
+      const values = object as unknown as Record<string, number>;
+      expect(() => values.NOT_A_NAME, name).toThrow(
+        expect.objectContaining({ code: 'ERR_INVALID_ARG_VALUE', message: `There is no ${name}.NOT_A_NAME` }),
+      );
+      expect('NOT_A_NAME' in values).toBe(false);
+    }
+  });
+
+  it('look like plain objects to all else', () => {
+    const { MwType } = api;
+    expect(inspect(MwType)).toBe('{ MW_TYPE_1: 1, MW_TYPE_2: 2 }');
+    expect(JSON.stringify(MwType)).toBe('{"MW_TYPE_1":1,"MW_TYPE_2":2}');
+    expect({ ...MwType }).toEqual({ MW_TYPE_1: 1, MW_TYPE_2: 2 });
+    expect(`${MwType}`).toBe('[object Object]');
+    const names: string[] = [];
+    for (const name in MwType) names.push(name);
+    expect(names).toEqual(['MW_TYPE_1', 'MW_TYPE_2']);
+    expect(structuredClone(MwType)).toEqual({ ...MwType });
   });
 
   it('cannot be changed', () => {
