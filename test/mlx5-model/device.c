@@ -173,7 +173,13 @@ int cmd_ex_query_device(struct command* cmd) {
   };
   device_attributes(cmd->ctx->dev, &resp.base);
   resp.device_cap_flags_ex = resp.base.device_cap_flags;
-  struct mlx5_ib_query_device_resp driver = {.response_length = sizeof driver};
+  struct mlx5_ib_query_device_resp driver = {
+      .response_length = sizeof driver,
+      /* compression may be asked for, and is never done: a NIC need not either */
+      .cqe_comp_caps = {.max_num = 64, .supported_format = MLX5DV_CQE_RES_FORMAT_HASH | MLX5DV_CQE_RES_FORMAT_CSUM},
+      .flags = MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_COMP | MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD,
+      .dci_streams_caps = {.max_log_num_concurent = DC_LOG_CONCURRENT, .max_log_num_errored = DC_LOG_ERRORED},
+  };
   command_reply(cmd, &resp, sizeof resp, &driver, sizeof driver);
   return 0;
 }

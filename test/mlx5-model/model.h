@@ -277,6 +277,11 @@ void srq_destroy(struct srq* srq) HIDDEN;
 
 enum wait_reason { WAIT_NONE, WAIT_RECEIVER, WAIT_PEER };
 
+/* What a queue pair of type IBV_QPT_DRIVER is: see dc.c */
+enum dc { NOT_DC, DC_INITIATOR, DC_TARGET };
+#define DC_LOG_CONCURRENT 5 /* the limits of stream channels: both are logarithms */
+#define DC_LOG_ERRORED 4
+
 struct qp {
   struct object o; /* id is the QPN */
   uint64_t user_handle;
@@ -301,6 +306,11 @@ struct qp {
   struct list pending;                 /* in the engine's list of QPs to serve, or on its own */
   void (*wr_start)(struct ibv_qp_ex*); /* libmlx5's own, where we hooked them */
   int (*wr_complete)(struct ibv_qp_ex*);
+  enum dc dc;
+  uint64_t dc_key;         /* DC_TARGET: what an initiator has to know */
+  uint32_t streams_failed; /* DC_INITIATOR with streams: how many, and which */
+  uint32_t streams_failed_max;
+  uint16_t failed_stream[1 << DC_LOG_ERRORED];
 };
 
 void qp_destroy(struct qp* qp) HIDDEN;
@@ -308,6 +318,20 @@ void qp_to_error(struct qp* qp) HIDDEN;
 bool qp_transition_ok(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, uint32_t mask) HIDDEN;
 /* Executes the WQE at the head of the send queue; false when it has to wait. */
 bool send_execute(struct qp* qp) HIDDEN;
+
+/* ------------------------------------------------------------------ dc.c */
+
+/* Whether a queue pair of that type can be made so: 0 or an errno. */
+int dc_check_create(const struct ib_uverbs_create_qp* req, const struct mlx5_ib_create_qp* buf) HIDDEN;
+void dc_created(struct qp* qp, const struct mlx5_ib_create_qp* buf) HIDDEN;
+bool dc_transition_ok(const struct qp* qp, enum ibv_qp_state from, enum ibv_qp_state to, uint32_t mask) HIDDEN;
+/* The target with that number, ready to receive, or NULL. */
+struct qp* dc_target(uint32_t dctn) HIDDEN;
+bool dc_stream_has_failed(const struct qp* qp, uint16_t stream) HIDDEN;
+/* A request failed: true when its stream bears that alone, false when the queue pair goes down with it. */
+bool dc_stream_fails(struct qp* qp, uint16_t stream) HIDDEN;
+/* False for a stream that has not failed. */
+bool dc_stream_reset(struct qp* qp, uint16_t stream) HIDDEN;
 
 /* ------------------------------------------------------------------ engine.c */
 

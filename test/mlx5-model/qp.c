@@ -8,6 +8,11 @@
 #define MAX_RQ_SHIFT 10 /* so that a scatter list fits struct receive */
 #define NO_SLOT UINT32_MAX
 
+/* What mlx5_ib can tell of a target. */
+#define DC_TARGET_ATTRIBUTES                                                                                           \
+  (uint32_t)(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_MIN_RNR_TIMER | IBV_QP_AV | \
+             IBV_QP_PATH_MTU)
+
 /*
  * Doorbell registers. libmlx5 maps pages that hold four each, two of them usable, so the n-th usable one has index
  * n / 2 * 4 + n % 2. The last few are "low latency": each serves one QP, without a lock in libmlx5; when they are
@@ -16,6 +21,7 @@
 static void bfreg_assign(struct ctx* c, struct qp* qp) {
   uint32_t n = NO_SLOT;
   qp->low_latency_slot = NO_SLOT;
+  if (qp->dc == DC_TARGET) return; /* nothing is posted to it */
   for (uint32_t i = 0; i < c->low_latency_bfregs && n == NO_SLOT; i++) {
     if (c->low_latency_used >> i & 1) continue;
     c->low_latency_used |= 1u << i;
@@ -35,7 +41,9 @@ static bool power_of_two_or_zero(uint32_t n) { return !(n & (n - 1)); }
 static int create_qp(struct command* cmd, const struct ib_uverbs_create_qp* req, const struct mlx5_ib_create_qp* buf,
                      struct qp** created) {
   struct ctx* c = cmd->ctx;
-  if (req->qp_type != IBV_QPT_RC && req->qp_type != IBV_QPT_UC && req->qp_type != IBV_QPT_UD) return EOPNOTSUPP;
+  bool dc = req->qp_type == IBV_QPT_DRIVER;
+  if (req->qp_type != IBV_QPT_RC && req->qp_type != IBV_QPT_UC && req->qp_type != IBV_QPT_UD && !dc) return EOPNOTSUPP;
+  if (dc && dc_check_create(req, buf)) return EINVAL;
   struct pd* pd = object_find(c, KIND_PD, req->pd_handle);
   struct cq* send_cq = object_find(c, KIND_CQ, req->send_cq_handle);
   struct cq* recv_cq = object_find(c, KIND_CQ, req->recv_cq_handle);
@@ -78,6 +86,7 @@ static int create_qp(struct command* cmd, const struct ib_uverbs_create_qp* req,
                                               .max_recv_sge = req->max_recv_sge,
                                               .max_inline_data = req->max_inline_data,
                                               .sq_sig_all = req->sq_sig_all};
+  if (dc) dc_created(qp, buf);
   qp->low_latency_slot = NO_SLOT;
   if (!(buf->flags & MLX5_QP_FLAG_UAR_PAGE_INDEX)) bfreg_assign(c, qp); /* else a page of the program's: uar.c */
   engine_add_qp(qp);
@@ -90,7 +99,7 @@ static int create_qp(struct command* cmd, const struct ib_uverbs_create_qp* req,
 
 static void created_response(const struct qp* qp, struct ib_uverbs_create_qp_resp* resp) {
   *resp = (struct ib_uverbs_create_qp_resp){.qp_handle = qp->o.id,
-                                            .qpn = qp->o.id,
+                                            .qpn = qp->dc == DC_TARGET ? 0 : qp->o.id, /* known when it is RTR */
                                             .max_send_wr = qp->attr.max_send_wr,
                                             .max_recv_wr = qp->attr.max_recv_wr,
                                             .max_send_sge = qp->attr.max_send_sge,
@@ -160,6 +169,7 @@ int cmd_query_qp(struct command* cmd) {
   command_request(cmd, &req, sizeof req);
   struct qp* qp = object_find(cmd->ctx, KIND_QP, req.qp_handle);
   if (!qp) return EINVAL;
+  if (qp->dc == DC_TARGET && (qp->state != IBV_QPS_RTR || (req.attr_mask & ~DC_TARGET_ATTRIBUTES))) return EINVAL;
   command_reply(cmd, &qp->attr, sizeof qp->attr, NULL, 0);
   return 0;
 }
@@ -214,7 +224,8 @@ static void take_values(struct qp* qp, const struct ib_uverbs_modify_qp* m) {
 static int modify(struct qp* qp, const struct ib_uverbs_modify_qp* m) {
   enum ibv_qp_state from = qp->state, to = m->attr_mask & IBV_QP_STATE ? (enum ibv_qp_state)m->qp_state : from;
   if ((m->attr_mask & IBV_QP_CUR_STATE) && m->cur_qp_state != from) return EINVAL;
-  if (!qp_transition_ok(qp->type, from, to, m->attr_mask)) return EINVAL;
+  bool ok = qp->dc ? dc_transition_ok(qp, from, to, m->attr_mask) : qp_transition_ok(qp->type, from, to, m->attr_mask);
+  if (!ok) return EINVAL;
   int err = check_values(m);
   if (err) return err;
   take_values(qp, m);
@@ -226,6 +237,7 @@ static int modify(struct qp* qp, const struct ib_uverbs_modify_qp* m) {
   if (to == IBV_QPS_RESET) {
     qp->sq_consumed = qp->rq_consumed = 0;
     qp->attr.dest_qp_num = 0;
+    qp->streams_failed = 0;
   }
   if (to == IBV_QPS_SQD && from == IBV_QPS_RTS && m->en_sqd_async_notify)
     async_event(qp->o.ctx, qp->user_handle, IBV_EVENT_SQ_DRAINED, &qp->async_sent);
@@ -255,6 +267,9 @@ int cmd_ex_modify_qp(struct command* cmd) {
   int err = modify_and_log(cmd, &req.base);
   if (err) return err;
   struct ib_uverbs_ex_modify_qp_resp resp = {.response_length = sizeof resp};
-  command_reply(cmd, &resp, sizeof resp, NULL, 0);
+  struct mlx5_ib_modify_qp_resp driver = {.response_length = sizeof driver};
+  const struct qp* qp = object_find(cmd->ctx, KIND_QP, req.base.qp_handle);
+  if (qp->dc == DC_TARGET && qp->state == IBV_QPS_RTR) driver.dctn = qp->o.id;
+  command_reply(cmd, &resp, sizeof resp, &driver, sizeof driver);
   return 0;
 }

@@ -142,9 +142,12 @@ static struct qp* connected_peer(const struct qp* qp) {
 
 /* ------------------------------------------------------------------ the responder's side */
 
-/* A request that the responder refuses takes its QP down as well. Only RC tells the requester. */
+static inline bool is_reliable(const struct qp* qp) { return qp->type == IBV_QPT_RC || qp->dc == DC_INITIATOR; }
+
+/* A request that the responder refuses takes its QP down as well. Only a reliable transport tells the requester. */
 static int refuse(const struct wqe* w, struct qp* peer, int syndrome) {
-  if (w->qp->type != IBV_QPT_RC) return 0;
+  if (!is_reliable(w->qp)) return 0;
+  if (peer->dc == DC_TARGET) return syndrome; /* serves others too, and goes on */
   bool access = syndrome == MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR;
   async_event(peer->o.ctx, peer->user_handle, access ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR,
               &peer->async_sent);
@@ -156,8 +159,8 @@ static int refuse(const struct wqe* w, struct qp* peer, int syndrome) {
 static int spoil(const struct wqe* w, struct qp* peer, const struct receive* r) {
   cq_report_error(peer, true, r->bad ? MLX5_CQE_SYNDROME_LOCAL_PROT_ERR : MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR, 0,
                   r->counter);
-  qp_to_error(peer);
-  if (w->qp->type != IBV_QPT_RC) return 0;
+  if (peer->dc != DC_TARGET) qp_to_error(peer);
+  if (!is_reliable(w->qp)) return 0;
   return r->bad ? MLX5_CQE_SYNDROME_REMOTE_OP_ERR : MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR;
 }
 
@@ -240,7 +243,7 @@ static inline int do_write(struct wqe* w, struct qp* peer) {
   bool imm = w->opcode == MLX5_OPCODE_RDMA_WRITE_IMM;
   int err = gather(w, 0);
   if (err || !peer) return err;
-  if (imm && !recv_available(peer)) return w->qp->type == IBV_QPT_RC ? wait_for_receiver(w->qp, peer) : 0;
+  if (imm && !recv_available(peer)) return is_reliable(w->qp) ? wait_for_receiver(w->qp, peer) : 0;
   if (w->data.total) { /* the keys of an empty message are not looked at */
     uint8_t* to = remote_memory(peer, remote, w->data.total, IBV_ACCESS_REMOTE_WRITE);
     if (!to) return refuse(w, peer, MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
@@ -258,7 +261,7 @@ static int do_send(struct wqe* w, struct qp* peer) {
   uint32_t grh = ud ? GRH_BYTES : 0;
   int err = gather(w, 0);
   if (err || !peer) return err;
-  if (!recv_available(peer)) return w->qp->type == IBV_QPT_RC ? wait_for_receiver(w->qp, peer) : 0;
+  if (!recv_available(peer)) return is_reliable(w->qp) ? wait_for_receiver(w->qp, peer) : 0;
   struct receive r;
   recv_take(peer, &r);
   if (r.bad || w->data.total + grh > r.total) return spoil(w, peer, &r);
@@ -295,9 +298,8 @@ static int do_atomic(struct wqe* w, struct qp* peer) {
   return 0;
 }
 
-static inline int execute_connected(struct wqe* w) {
-  struct qp* peer = connected_peer(w->qp);
-  if (!peer && w->qp->type == IBV_QPT_RC) return wait_for_peer(w->qp);
+/* What a connected QP, or an initiator, asks of its peer. */
+static inline int operate(struct wqe* w, struct qp* peer) {
   switch (w->opcode) {
     case MLX5_OPCODE_RDMA_WRITE:
     case MLX5_OPCODE_RDMA_WRITE_IMM:
@@ -307,15 +309,32 @@ static inline int execute_connected(struct wqe* w) {
     case MLX5_OPCODE_SEND_INVAL:
       return do_send(w, peer);
     case MLX5_OPCODE_RDMA_READ:
-      if (w->qp->type == IBV_QPT_RC) return do_read(w, peer);
+      if (is_reliable(w->qp)) return do_read(w, peer);
       break;
     case MLX5_OPCODE_ATOMIC_CS:
     case MLX5_OPCODE_ATOMIC_FA:
-      if (w->qp->type == IBV_QPT_RC) return do_atomic(w, peer);
+      if (is_reliable(w->qp)) return do_atomic(w, peer);
       break;
   }
   MODEL_WARN("QP 0x%x: opcode 0x%x is not modelled\n", w->qp->o.id, w->opcode);
   return MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR;
+}
+
+static inline int execute_connected(struct wqe* w) {
+  struct qp* peer = connected_peer(w->qp);
+  if (!peer && w->qp->type == IBV_QPT_RC) return wait_for_peer(w->qp);
+  return operate(w, peer);
+}
+
+/* The connection is made for the request: to the target that its address vector names. */
+static int execute_dynamic(struct wqe* w) {
+  struct mlx5_wqe_av* av = unit(w, 1);
+  w->next += (int)(sizeof *av / UNIT);
+  if (dc_stream_has_failed(w->qp, be16toh(w->ctrl->dci_stream_channel_id))) return MLX5_CQE_SYNDROME_WR_FLUSH_ERR;
+  struct qp* target = dc_target(be32toh(av->dqp_dct) & 0xffffff);
+  if (!target) return wait_for_peer(w->qp);
+  if (be64toh(av->key.dc_key) != target->dc_key) return MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR;
+  return operate(w, target);
 }
 
 static int execute_datagram(struct wqe* w) {
@@ -355,6 +374,8 @@ bool send_execute(struct qp* qp) {
     result = window_umr(qp->pd, be32toh(w.ctrl->imm), unit(&w, 4), unit(&w, 8));
   else if (qp->type == IBV_QPT_UD)
     result = execute_datagram(&w);
+  else if (qp->dc)
+    result = execute_dynamic(&w);
   else
     result = execute_connected(&w);
   if (result == MUST_WAIT) return false;
@@ -364,7 +385,7 @@ bool send_execute(struct qp* qp) {
   qp->sq_consumed = (uint16_t)(w.counter + (w.units ? (w.units + 3) / 4 : 1));
   if (result) {
     cq_report_error(qp, false, (uint8_t)result, w.opcode, w.counter);
-    qp_to_error(qp);
+    if (!dc_stream_fails(qp, be16toh(w.ctrl->dci_stream_channel_id))) qp_to_error(qp);
   } else if ((w.ctrl->fm_ce_se & CE_MASK) == MLX5_WQE_CTRL_CQ_UPDATE) {
     cq_report_sent(qp, w.opcode, w.counter, (uint32_t)w.data.total);
   }
