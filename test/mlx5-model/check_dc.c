@@ -1,4 +1,4 @@
-/* Checks: dynamically connected transport, through mlx5dv. */
+/* Checks: what mlx5dv has beyond verbs, dynamically connected transport before all. */
 #include <errno.h>
 #include <infiniband/mlx5dv.h>
 #include <stdio.h>
@@ -283,11 +283,45 @@ static bool streams(void) {
   EXPECT(!post(&p, bad) && completes(p.a.e.cq, 1, IBV_WC_REM_ACCESS_ERR) && restart(&p));
   good.stream = 3;
   EXPECT(!post(&p, good) && completes(p.a.e.cq, 1, IBV_WC_SUCCESS));
+  EXPECT(mlx5dv_dci_stream_id_reset(p.a.e.qp, 3) == EINVAL); /* it has not failed */
+  bad.stream = 4;
+  EXPECT(!post(&p, bad) && completes(p.a.e.cq, 1, IBV_WC_REM_ACCESS_ERR) && qp_state(p.a.e.qp) == IBV_QPS_RTS);
+  EXPECT(!mlx5dv_dci_stream_id_reset(p.a.e.qp, 4) && mlx5dv_dci_stream_id_reset(p.a.e.qp, 4) == EINVAL);
+  good.stream = 4;
+  EXPECT(!post(&p, good) && completes(p.a.e.cq, 1, IBV_WC_SUCCESS));
   struct mlx5dv_context caps = {.comp_mask = MLX5DV_CONTEXT_MASK_DCI_STREAMS};
   EXPECT(!mlx5dv_query_device(p.a.e.context, &caps) && (caps.comp_mask & MLX5DV_CONTEXT_MASK_DCI_STREAMS));
   struct dc_end beyond = p.a;
   EXPECT(!create_initiator(&beyond, caps.dci_streams_caps.max_log_num_concurent + 1, 0) && errno == EINVAL);
   return dc_close(&p);
+}
+
+/* The value of a field of a queue pair's context, as the device has it. */
+static unsigned context_field(struct ibv_qp* qp, unsigned byte, unsigned bytes) {
+  uint8_t in[16] = {5, 0x0b}, out[272] = {0}; /* QUERY_QP */
+  in[9] = (uint8_t)(qp->qp_num >> 16);
+  in[10] = (uint8_t)(qp->qp_num >> 8);
+  in[11] = (uint8_t)qp->qp_num;
+  if (mlx5dv_devx_qp_query(qp, in, sizeof in, out, sizeof out)) return ~0u;
+  return bytes == 1 ? out[byte] & 0xfu : (unsigned)(out[byte] << 8 | out[byte + 1]);
+}
+
+static bool ports_of_a_connection(void) {
+  struct pair p;
+  EXPECT(pair_open(&p, (struct setup){0}));
+  EXPECT(!mlx5dv_modify_qp_udp_sport(p.a.qp, 55555) && context_field(p.a.qp, 82, 2) == 55555);
+  uint8_t port, active;
+  EXPECT(!mlx5dv_query_qp_lag_port(p.a.qp, &port, &active) && port == 1 && active == 1);
+  EXPECT(!mlx5dv_modify_qp_lag_port(p.a.qp, 2) && mlx5dv_modify_qp_lag_port(p.a.qp, 3) == EINVAL);
+  EXPECT(!mlx5dv_query_qp_lag_port(p.a.qp, &port, &active) && port == 2 && active == 2);
+  EXPECT(context_field(p.a.qp, 24, 1) == 2 && mlx5dv_query_qp_lag_port(p.b.qp, &port, &active) == EOPNOTSUPP);
+  struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
+  EXPECT(!ibv_modify_qp(p.b.qp, &reset, IBV_QP_STATE) && mlx5dv_modify_qp_udp_sport(p.b.qp, 1) == EOPNOTSUPP);
+  struct mlx5dv_clock_info clock;
+  EXPECT(!mlx5dv_get_clock_info(p.a.context, &clock) && mlx5dv_ts_to_ns(&clock, clock.last_cycles) == clock.nsec);
+  uint64_t later = mlx5dv_ts_to_ns(&clock, clock.last_cycles + 156250000) - clock.nsec;
+  EXPECT(later > 999000000 && later < 1001000000); /* a second */
+  return pair_close(&p);
 }
 
 const struct check dc_checks[] = {
@@ -296,5 +330,6 @@ const struct check dc_checks[] = {
     {"DC: failures", failures},
     {"DC: states and attribute masks", states_of_dc},
     {"DC: streams", streams},
+    {"ports of a connection, the clock", ports_of_a_connection},
     {0},
 };

@@ -150,15 +150,24 @@ EXPORT int ioctl(int fd, unsigned long request, ...) {
   return load_ioctl()(fd, request, arg);
 }
 
-/* The doorbell pages: plain memory, that nobody looks at. */
+/* Where mlx5_ib says what is to be mapped: in a byte of the page's number. */
+static bool is_clock_info(off_t offset) {
+  return (offset / sysconf(_SC_PAGESIZE) >> 8 & 0xff) == MLX5_IB_MMAP_CLOCK_INFO;
+}
+
+/* The doorbell pages: plain memory, that nobody looks at. And the page of the clock, which is written once. */
 EXPORT void* mmap(void* addr, size_t length, int prot, int flags, int fd, off_t offset) {
+  bool clock = false;
   if (is_device_file(fd)) {
+    clock = is_clock_info(offset);
     prot = PROT_READ | PROT_WRITE;
     flags = MAP_PRIVATE | MAP_ANONYMOUS;
     fd = -1;
     offset = 0;
   }
-  return (void*)syscall(SYS_mmap, addr, length, prot, flags, fd, offset);
+  void* page = (void*)syscall(SYS_mmap, addr, length, prot, flags, fd, offset);
+  if (clock && page != MAP_FAILED) device_clock_info(page);
+  return page;
 }
 EXPORT void* mmap64(void* addr, size_t length, int prot, int flags, int fd, off_t offset) {
   return mmap(addr, length, prot, flags, fd, offset);

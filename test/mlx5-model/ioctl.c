@@ -27,6 +27,9 @@ static const struct method {
     METHOD(MLX5_IB_OBJECT_UAR, MLX5_IB_METHOD_UAR_OBJ_ALLOC, method_uar_alloc, 0, 5),
     METHOD(MLX5_IB_OBJECT_UAR, MLX5_IB_METHOD_UAR_OBJ_DESTROY, method_uar_destroy, 0, 1),
     METHOD(UVERBS_OBJECT_PD, MLX5_IB_METHOD_PD_QUERY, method_pd_query, 0, 2),
+    METHOD(MLX5_IB_OBJECT_DEVX, MLX5_IB_METHOD_DEVX_OTHER, method_devx_other, 0, 2),
+    METHOD(MLX5_IB_OBJECT_DEVX_OBJ, MLX5_IB_METHOD_DEVX_OBJ_QUERY, method_devx_obj_query, 0, 3),
+    METHOD(MLX5_IB_OBJECT_DEVX_OBJ, MLX5_IB_METHOD_DEVX_OBJ_MODIFY, method_devx_obj_modify, 0, 3),
 #undef METHOD
 };
 

@@ -311,6 +311,8 @@ struct qp {
   uint32_t streams_failed; /* DC_INITIATOR with streams: how many, and which */
   uint32_t streams_failed_max;
   uint16_t failed_stream[1 << DC_LOG_ERRORED];
+  uint8_t lag_port; /* set by devx.c, and told there; nothing is sent by it */
+  uint16_t udp_sport;
 };
 
 void qp_destroy(struct qp* qp) HIDDEN;
@@ -387,6 +389,8 @@ ssize_t uverbs_write(struct ctx* c, const void* buf, size_t size) HIDDEN;
 void device_gid(int dev, unsigned index, union ibv_gid* gid) HIDDEN;
 bool device_gid_is_v2(unsigned index) HIDDEN;
 uint64_t device_guid(int dev) HIDDEN;
+/* Fills in the page that translates the device's clock. */
+void device_clock_info(struct mlx5_ib_clock_info* info) HIDDEN;
 
 command_fn cmd_get_context HIDDEN, cmd_query_device HIDDEN, cmd_ex_query_device HIDDEN, cmd_query_port HIDDEN;
 command_fn cmd_alloc_pd HIDDEN, cmd_dealloc_pd HIDDEN, cmd_create_ah HIDDEN, cmd_destroy_ah HIDDEN;
@@ -421,6 +425,7 @@ void call_out_handle(const struct call* call, uint16_t id, uint32_t handle) HIDD
 int uverbs_ioctl(struct ctx* c, void* arg) HIDDEN;
 
 method_fn method_get_context HIDDEN, method_query_context HIDDEN, method_async_event_alloc HIDDEN;
+method_fn method_devx_other HIDDEN, method_devx_obj_query HIDDEN, method_devx_obj_modify HIDDEN;
 method_fn method_uar_alloc HIDDEN, method_uar_destroy HIDDEN, method_pd_query HIDDEN;
 
 /* Checks an address vector as the kernel does; 0 or an errno. */

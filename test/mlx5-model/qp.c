@@ -87,6 +87,7 @@ static int create_qp(struct command* cmd, const struct ib_uverbs_create_qp* req,
                                               .max_inline_data = req->max_inline_data,
                                               .sq_sig_all = req->sq_sig_all};
   if (dc) dc_created(qp, buf);
+  qp->lag_port = 1;
   qp->low_latency_slot = NO_SLOT;
   if (!(buf->flags & MLX5_QP_FLAG_UAR_PAGE_INDEX)) bfreg_assign(c, qp); /* else a page of the program's: uar.c */
   engine_add_qp(qp);
