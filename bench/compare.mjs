@@ -4,7 +4,7 @@ import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
-import { cases } from './cases.mjs';
+import { cases, objects } from './cases.mjs';
 
 // New processes now and then: where their memory lies makes a difference.
 const PROCESSES = 3;
@@ -40,6 +40,30 @@ export async function compare({ c, env }, onProgress = () => {}) {
   return results;
 }
 
+/**
+ * What registration costs, and what objects take: one process each, since they are kept.
+ *
+ * @param {{ c: string, env: NodeJS.ProcessEnv }} paths as above
+ * @returns {Promise<{ case: string, c: number, js: number }[]>} nanoseconds of CPU time to register and deregister 64 MiB;
+ *   bytes of resident memory per object
+ */
+export async function compareObjects({ c, env }) {
+  const results = [];
+  for (const { name, count } of objects) {
+    const row = { case: name };
+    for (const [side, command] of Object.entries({ c: [c], js: [process.execPath, '--expose-gc', script('js.mjs')] })) {
+      const process_ = start(command, env);
+      try {
+        row[side] = await process_.measure(name, count);
+      } finally {
+        process_.stop();
+      }
+    }
+    results.push(row);
+  }
+  return results;
+}
+
 function script(name) {
   return fileURLToPath(new URL(name, import.meta.url));
 }
@@ -58,7 +82,7 @@ function start(command, env) {
     async measure(name, requests) {
       child.stdin.write(`${name} ${requests}\n`);
       const { value } = await Promise.race([lines.next(), failed]);
-      return JSON.parse(value).ns;
+      return JSON.parse(value).value;
     },
     stop() {
       child.removeAllListeners('exit');

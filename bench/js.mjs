@@ -7,8 +7,11 @@ import {
   connectionInfo,
   connectQueuePair,
   Endpoint,
+  GRH_BYTES,
   getDeviceList,
   openDevice,
+  QpState,
+  QpType,
   RemoteRegion,
   SendFlags,
   WcStatus,
@@ -17,14 +20,26 @@ import {
 
 const BYTES = 8;
 const BATCH = 32;
+const REGION = 64 << 20;
 
 const context = openDevice(getDeviceList()[0].name);
 const pd = context.allocPd();
-const sendCq = context.createCq(256);
-const recvCq = context.createCq(256);
-const [here, there] = await connectedPair(sendCq, recvCq);
+const sendCq = context.createCq(1024);
+const recvCq = context.createCq(1024);
+const srq = pd.createSrq({ maxWr: 128, maxSge: 1 });
+const [here, there] = await connectedPair(recvCq);
+const [toSrq] = await connectedPair(recvCq, srq);
+// Each end has its own events.
+const hereCq = context.createCq(256);
+const thereCq = context.createCq(256);
+const [ping, pong] = await connectedPair(hereCq, undefined, thereCq);
 // Endpoints poll by themselves.
-const endpoint = new Endpoint((await connectedPair(context.createCq(256)))[0]);
+const endpointCq = context.createCq(1024);
+const endpoint = new Endpoint((await connectedPair(endpointCq, undefined, endpointCq, endpointCq))[0]);
+const QKEY = 0x11111111;
+const [udHere, udThere] = [datagramQp(), datagramQp()];
+const gid = context.selectGid();
+const ah = pd.createAh({ grh: { dgid: gid.gid, sgidIndex: gid.gidIndex, hopLimit: 64 } });
 
 const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC } = AccessFlags;
 const mr = pd.allocSync(8192, { access: LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC });
@@ -32,9 +47,21 @@ const local = mr.slice(0, BYTES);
 const target = mr.slice(4096, BYTES);
 const remote = new RemoteRegion(mr.remote()).slice(4096, BYTES);
 
-async function connectedPair(sendCq, recvCq = sendCq) {
+function createQp(recvCq, attr, from = sendCq) {
   const cap = { maxSendWr: 128, maxRecvWr: 128, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 64 };
-  const pair = [0, 1].map(() => pd.createQp({ sendCq, recvCq, cap }));
+  return pd.createQp({ sendCq: from, recvCq, cap, ...attr });
+}
+
+function datagramQp() {
+  const qp = createQp(recvCq, { qpType: QpType.UD });
+  qp.modifySync({ qpState: QpState.INIT, pkeyIndex: 0, portNum: 1, qkey: QKEY });
+  qp.modifySync({ qpState: QpState.RTR });
+  qp.modifySync({ qpState: QpState.RTS, sqPsn: 0 });
+  return qp;
+}
+
+async function connectedPair(cq, shared = undefined, peerCq = cq, from = sendCq) {
+  const pair = [createQp(cq, {}, from), createQp(peerCq, shared ? { srq: shared } : {}, from)];
   const infos = pair.map((qp) => connectionInfo(qp));
   await connectQueuePair(pair[0], infos[0], infos[1]);
   await connectQueuePair(pair[1], infos[1], infos[0]);
@@ -100,6 +127,29 @@ const run = {
     }
   },
 
+  'send-srq-prepared': (requests) => {
+    const send = toSrq.prepareSend({ opcode: WrOpcode.SEND, sgList: local });
+    const recv = srq.prepareRecv({ sgList: target });
+    for (let i = 0; i < requests; i++) {
+      recv.post();
+      send.post();
+      drain(sendCq, 1);
+      drain(recvCq, 1);
+    }
+  },
+
+  'datagram-prepared': (requests) => {
+    const address = { ah, remoteQpn: udThere.qpNum, remoteQkey: QKEY };
+    const send = udHere.prepareSend({ opcode: WrOpcode.SEND, sgList: local, ...address });
+    const recv = udThere.prepareRecv({ sgList: mr.slice(4096, GRH_BYTES + BYTES) });
+    for (let i = 0; i < requests; i++) {
+      recv.post();
+      send.post();
+      drain(sendCq, 1);
+      drain(recvCq, 1);
+    }
+  },
+
   'write-object': (requests) => {
     for (let wrId = 0; wrId < requests; wrId++) {
       here.postSend({ wrId, opcode: WrOpcode.RDMA_WRITE, sgList: local, remote });
@@ -140,6 +190,51 @@ const run = {
       check(sendCq.at(0).status);
     }
   },
+
+  'event-ping-pong': async (requests) => {
+    const send = { opcode: WrOpcode.SEND, sgList: local };
+    const [sends, replies] = [ping.prepareSend(send), pong.prepareSend(send)];
+    const [here, there] = [ping.prepareRecv({ sgList: target }), pong.prepareRecv({ sgList: target })];
+    for (let i = 0; i < requests; i++) {
+      here.post();
+      there.post();
+      const arrived = thereCq.wait();
+      sends.post();
+      await arrived;
+      check(thereCq.at(0).status);
+      const answered = hereCq.wait();
+      replies.post();
+      await answered;
+      check(hereCq.at(0).status);
+      drain(sendCq, 2);
+    }
+  },
+
+  'reg-mr': (requests) => {
+    memory ??= Buffer.alloc(REGION);
+    for (let i = 0; i < requests; i++) pd.regMrSync(memory, { access: LOCAL_WRITE }).close();
+  },
+};
+
+let memory;
+const everything = [];
+
+/** What objects take, all of one kind and kept: in C, in the addon and in JavaScript. */
+function memoryOf(objects, create) {
+  const kept = [create()];
+  globalThis.gc();
+  const before = process.memoryUsage.rss();
+  for (let i = 0; i < objects; i++) kept.push(create());
+  globalThis.gc();
+  const bytes = (process.memoryUsage.rss() - before) / objects;
+  everything.push(kept);
+  return bytes;
+}
+
+const measure = {
+  'memory-qp': (objects) => memoryOf(objects, () => createQp(recvCq)),
+  'memory-cq': (objects) => memoryOf(objects, () => context.createCq(256)),
+  'memory-mr': (objects) => memoryOf(objects, () => pd.regMrSync(mr.buffer.subarray(0, 4096), { access: LOCAL_WRITE })),
 };
 
 // CPU time and not time of day: other programs of the machine must not count. All threads of Node's do.
@@ -149,8 +244,14 @@ function cpuNs() {
 }
 
 for await (const line of createInterface({ input: process.stdin })) {
-  const [name, requests] = line.split(' ');
-  const start = cpuNs();
-  await run[name](Number(requests));
-  console.log(JSON.stringify({ case: name, ns: (cpuNs() - start) / Number(requests) }));
+  const [name, count] = line.split(' ');
+  let value;
+  if (measure[name]) {
+    value = measure[name](Number(count));
+  } else {
+    const start = cpuNs();
+    await run[name](Number(count));
+    value = (cpuNs() - start) / Number(count);
+  }
+  console.log(JSON.stringify({ case: name, value }));
 }

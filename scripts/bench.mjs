@@ -1,11 +1,11 @@
 #!/usr/bin/env node
 // Compares the package with a C program that does the same: same provider, same run, in turns.
 //   npm run bench             a table
-//   npm run bench -- --json   [{ case, batch, cNs, jsNs, ratio }] on stdout
+//   npm run bench -- --json   [{ case, batch, cNs, jsNs, ratio }] on stdout; for objects { case, cBytes, jsBytes, ratio }
 
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
-import { compare } from '../bench/compare.mjs';
+import { compare, compareObjects } from '../bench/compare.mjs';
 import { setup } from './setup.mjs';
 import { CommandError, root, run, say, whenMain } from './shell.mjs';
 
@@ -43,17 +43,44 @@ await whenMain(import.meta.url, async (args) => {
   if (unknown !== undefined) throw new CommandError(`bench: unknown option ${unknown}`);
   await setup({ system: ['build', 'run'] });
   const env = { ...process.env, LD_PRELOAD: model, MLX5MODEL_MODE: 'inline' };
-  const results = await compare({ c: compile(), env }, (text) => say(`bench: ${text}`));
+  const c = compile();
+  const results = await compare({ c, env }, (text) => say(`bench: ${text}`));
+  const [registration, ...memory] = await compareObjects({ c, env });
 
   if (args.includes('--json')) {
     const rows = results.map(({ case: name, batch, c, js }) => {
       const [cNs, jsNs] = [median(c), median(js)];
       return { case: name, batch, cNs: +cNs.toFixed(1), jsNs: +jsNs.toFixed(1), ratio: +(jsNs / cNs).toFixed(3) };
     });
+    const ratio = ({ c, js }) => +(js / c).toFixed(3);
+    rows.push({
+      ...{
+        case: `${registration.case}-64mib`,
+        batch: 1,
+        cNs: Math.round(registration.c),
+        jsNs: Math.round(registration.js),
+      },
+      ratio: ratio(registration),
+    });
+    for (const row of memory) {
+      rows.push({ case: row.case, cBytes: Math.round(row.c), jsBytes: Math.round(row.js), ratio: ratio(row) });
+    }
     console.log(JSON.stringify(rows, null, 2));
     return;
   }
   console.log('libmlx5 over a software device model, inline mode: CPU cost of the path, not ConnectX performance');
   console.log(`Nanoseconds of CPU time per request, 8 bytes each; median of ${results[0].c.length} runs in turns\n`);
   console.log(table(results));
+  const perGiB = (ns) => ((ns * 16) / 1e6).toFixed(1);
+  console.log(
+    `\nRegistration and deregistration: ${perGiB(registration.c)} ms of CPU time per GiB in C, ${perGiB(registration.js)} here`,
+  );
+  console.log(
+    'Resident memory per object, in bytes; a queue pair of 128 sends and receives, a completion queue of 256',
+  );
+  for (const { case: name, c, js } of memory) {
+    console.log(
+      `${name.padEnd(10)} ${String(Math.round(c)).padStart(8)} in C ${String(Math.round(js)).padStart(8)} here`,
+    );
+  }
 });
