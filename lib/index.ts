@@ -40,6 +40,7 @@ export {
   type Grh,
   readDatagram,
 } from './verbs/address-handle.ts';
+export { AnyQueuePair, type Ece, type QpRateLimitAttr } from './verbs/any-queue-pair.ts';
 export type { AsyncEvent } from './verbs/async-event.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';
 export { CompletionQueue, type WorkCompletion } from './verbs/completion-queue.ts';
@@ -50,10 +51,12 @@ export { MemoryRegion, MemorySlice } from './verbs/memory-region.ts';
 export { MemoryWindow } from './verbs/memory-window.ts';
 export { type AllocOptions, ProtectionDomain, type RegMrOptions } from './verbs/protection-domain.ts';
 export type { QpAttr, QpAttrs } from './verbs/qp-attributes.ts';
-export { type QpInitAttr, QueuePair } from './verbs/queue-pair.ts';
+export type { QpInitAttr } from './verbs/qp-init-attr.ts';
+export { QueuePair } from './verbs/queue-pair.ts';
 export { RecvList, type RecvWr } from './verbs/recv-list.ts';
 export { RemoteRegion, type RemoteRegionToken, RemoteSlice } from './verbs/remote-region.ts';
 export { Resource } from './verbs/resource.ts';
-export { SendList, type SendWr } from './verbs/send-list.ts';
+export { SendList } from './verbs/send-list.ts';
+export type { SendWr, Tso } from './verbs/send-wr.ts';
 export { SharedReceiveQueue, type SrqAttr, type SrqInitAttr } from './verbs/shared-receive-queue.ts';
 export { eventTypeStr, nodeTypeStr, portStateStr, wcStatusName, wcStatusStr } from './verbs/text.ts';

@@ -5,7 +5,7 @@ import type { WorkCompletion } from '../verbs/completion-queue.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import { QueuePair } from '../verbs/queue-pair.ts';
 import type { RemoteSlice } from '../verbs/remote-region.ts';
-import type { SendWr } from '../verbs/send-list.ts';
+import type { SendWr } from '../verbs/send-wr.ts';
 import { wcStatusName, wcStatusStr } from '../verbs/text.ts';
 
 /** How an operation is executed. */

@@ -145,9 +145,33 @@ export const WrOpcode = constants('WrOpcode', {
   SEND_WITH_INV: 9,
   /** `IBV_WR_TSO`: TCP segmentation offload (raw packet and UD queue pairs). */
   TSO: 10,
+  /** `IBV_WR_FLUSH`: Make the peer's memory visible or persistent there; extended posting only. Since rdma-core 45. */
+  FLUSH: 14,
+  /** `IBV_WR_ATOMIC_WRITE`: Write 8 bytes that nobody sees half written; extended posting only. Since rdma-core 44. */
+  ATOMIC_WRITE: 15,
 } as const);
 /** One of {@link WrOpcode}. */
 export type WrOpcode = (typeof WrOpcode)[keyof typeof WrOpcode];
+
+/** How far a flush goes. (`ibv_placement_type`) */
+export const PlacementType = constants('PlacementType', {
+  /** `IBV_FLUSH_GLOBAL`: All that access the memory see what was written. Since rdma-core 45. */
+  GLOBAL: 1,
+  /** `IBV_FLUSH_PERSISTENT`: What was written outlives a loss of power. Since rdma-core 45. */
+  PERSISTENT: 2,
+} as const);
+/** One of {@link PlacementType}. */
+export type PlacementType = (typeof PlacementType)[keyof typeof PlacementType];
+
+/** What a flush is about. (`ibv_selectivity_level`) */
+export const SelectivityLevel = constants('SelectivityLevel', {
+  /** `IBV_FLUSH_RANGE`: The range that the request names. Since rdma-core 45. */
+  RANGE: 0,
+  /** `IBV_FLUSH_MR`: The whole memory region. Since rdma-core 45. */
+  MR: 1,
+} as const);
+/** One of {@link SelectivityLevel}. */
+export type SelectivityLevel = (typeof SelectivityLevel)[keyof typeof SelectivityLevel];
 
 /** How a work request is executed. (`ibv_send_flags`) */
 export const SendFlags = constants('SendFlags', {
@@ -234,6 +258,74 @@ export const QpType = constants('QpType', {
 } as const);
 /** One of {@link QpType}. */
 export type QpType = (typeof QpType)[keyof typeof QpType];
+
+/** How a queue pair is made. (`ibv_qp_create_flags`) */
+export const QpCreateFlags = constants('QpCreateFlags', {
+  /** `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`: Its own multicast datagrams do not come back to it. */
+  BLOCK_SELF_MCAST_LB: 2,
+  /** `IBV_QP_CREATE_SCATTER_FCS`: The frame check sequence is received too (raw packets). */
+  SCATTER_FCS: 256,
+  /** `IBV_QP_CREATE_CVLAN_STRIPPING`: The customer VLAN tag is taken out of what arrives (raw packets). */
+  CVLAN_STRIPPING: 512,
+  /** `IBV_QP_CREATE_SOURCE_QPN`: It sends under the number sourceQpn (UD). */
+  SOURCE_QPN: 1024,
+  /** `IBV_QP_CREATE_PCI_WRITE_END_PADDING`: Writes over PCI are padded to whole cache lines. */
+  PCI_WRITE_END_PADDING: 2048,
+} as const);
+/** A set of {@link QpCreateFlags}, joined with |. */
+export type QpCreateFlags = number;
+
+/** What a queue pair with extended posting can do. (`ibv_qp_create_send_ops_flags`) */
+export const SendOpsFlags = constants('SendOpsFlags', {
+  /** `IBV_QP_EX_WITH_RDMA_WRITE`: RDMA_WRITE. */
+  RDMA_WRITE: 1,
+  /** `IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM`: RDMA_WRITE_WITH_IMM. */
+  RDMA_WRITE_WITH_IMM: 2,
+  /** `IBV_QP_EX_WITH_SEND`: SEND. */
+  SEND: 4,
+  /** `IBV_QP_EX_WITH_SEND_WITH_IMM`: SEND_WITH_IMM. */
+  SEND_WITH_IMM: 8,
+  /** `IBV_QP_EX_WITH_RDMA_READ`: RDMA_READ. */
+  RDMA_READ: 16,
+  /** `IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP`: ATOMIC_CMP_AND_SWP. */
+  ATOMIC_CMP_AND_SWP: 32,
+  /** `IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD`: ATOMIC_FETCH_AND_ADD. */
+  ATOMIC_FETCH_AND_ADD: 64,
+  /** `IBV_QP_EX_WITH_LOCAL_INV`: LOCAL_INV. */
+  LOCAL_INV: 128,
+  /** `IBV_QP_EX_WITH_BIND_MW`: BIND_MW: bindMw() of a window of type 2. */
+  BIND_MW: 256,
+  /** `IBV_QP_EX_WITH_SEND_WITH_INV`: SEND_WITH_INV. */
+  SEND_WITH_INV: 512,
+  /** `IBV_QP_EX_WITH_TSO`: TSO. */
+  TSO: 1024,
+  /** `IBV_QP_EX_WITH_FLUSH`: FLUSH. Since rdma-core 45. */
+  FLUSH: 2048,
+  /** `IBV_QP_EX_WITH_ATOMIC_WRITE`: ATOMIC_WRITE. Since rdma-core 44. */
+  ATOMIC_WRITE: 4096,
+} as const);
+/** A set of {@link SendOpsFlags}, joined with |. */
+export type SendOpsFlags = number;
+
+/** What is asked of the order of data. (`ibv_query_qp_data_in_order_flags`) */
+export const QueryQpDataInOrderFlags = constants('QueryQpDataInOrderFlags', {
+  /** `IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS`: All that is known, as QueryQpDataInOrderCaps. Since rdma-core 46. */
+  RETURN_CAPS: 1,
+  /** `IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY`: Of the device alone, whatever the processor does. Since rdma-core 60. */
+  DEVICE_ONLY: 2,
+} as const);
+/** A set of {@link QueryQpDataInOrderFlags}, joined with |. */
+export type QueryQpDataInOrderFlags = number;
+
+/** Which data land in order. (`ibv_query_qp_data_in_order_caps`) */
+export const QueryQpDataInOrderCaps = constants('QueryQpDataInOrderCaps', {
+  /** `IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG`: Those of a whole message. Since rdma-core 46. */
+  WHOLE_MSG: 1,
+  /** `IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES`: Those of each aligned 128 bytes. Since rdma-core 46. */
+  ALIGNED_128_BYTES: 2,
+} as const);
+/** A set of {@link QueryQpDataInOrderCaps}, joined with |. */
+export type QueryQpDataInOrderCaps = number;
 
 /** Which attributes a modify or query of a queue pair is about. (`ibv_qp_attr_mask`) */
 export const QpAttrMask = constants('QpAttrMask', {

@@ -31,12 +31,20 @@ export const Layout = {
     swap: 56,
     /** `wr.atomic.rkey` */
     atomicRkey: 64,
+    /** `tso.hdr` */
+    tsoHdr: 80,
+    /** `tso.hdr_sz` */
+    tsoHdrSz: 88,
+    /** `tso.mss` */
+    tsoMss: 90,
     /** `wr.ud.ah` */
     udAh: 40,
     /** `wr.ud.remote_qpn` */
     udRemoteQpn: 48,
     /** `wr.ud.remote_qkey` */
     udRemoteQkey: 52,
+    /** `qp_type.xrc.remote_srqn` */
+    xrcRemoteSrqn: 72,
   },
   /** `struct ibv_sge` */
   sge: {

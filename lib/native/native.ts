@@ -1,5 +1,6 @@
 /** The addon as TypeScript sees it. Every function checks the types of its arguments; ranges are checked in lib/. */
 import type { RdmaError } from '../errors.ts';
+import type { QpType } from './constants.gen.ts';
 import type { Layout } from './layout.gen.ts';
 
 /** An opaque handle: a tagged object that the addon takes back as an argument. */
@@ -53,6 +54,17 @@ export interface QpCap {
   maxRecvSge: number;
   /** Bytes that a request may carry inline. */
   maxInlineData: number;
+}
+
+/** `struct ibv_qp_init_attr_ex`: what is there beyond the first three selects the extended verb. */
+export interface NativeQpInitAttr {
+  qpType: QpType;
+  sqSigAll: boolean;
+  cap: QpCap;
+  createFlags?: number;
+  sourceQpn?: number;
+  maxTsoHeader?: number;
+  sendOpsFlags?: number;
 }
 
 /** An array of C structs shared with the addon, and the number that the doorbell knows it by. */
@@ -138,13 +150,15 @@ export interface Binding {
     sendCq: CqHandle,
     recvCq: CqHandle,
     srq: SrqHandle | null,
-    qpType: number,
-    sqSigAll: boolean,
-    cap: QpCap,
+    attr: NativeQpInitAttr,
   ): { handle: QpHandle; qpNum: number };
   modifyQp(qp: QpHandle, attr: object, mask: number): Promise<void>;
   modifyQpSync(qp: QpHandle, attr: object, mask: number): void;
   queryQp(qp: QpHandle, mask: number): Record<string, unknown>;
+  queryEce(qp: QpHandle): { vendorId: number; options: number };
+  setEce(qp: QpHandle, vendorId: number, options: number): void;
+  modifyQpRateLimit(qp: QpHandle, rateLimit: number, maxBurstSz: number, typicalPktSz: number): void;
+  queryQpDataInOrder(qp: QpHandle, opcode: number, flags: number): number;
   destroyQp(qp: QpHandle): void;
   attachMcast(qp: QpHandle, gid: Uint8Array, lid: number): void;
   detachMcast(qp: QpHandle, gid: Uint8Array, lid: number): void;

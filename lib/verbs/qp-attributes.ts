@@ -1,5 +1,5 @@
 import { integer, oneOf, readOptions, typeError, uint32, valueError } from '../args.ts';
-import { MigState, Mtu, QpAttrMask, QpState } from '../native/constants.gen.ts';
+import { MigState, Mtu, QpAttrMask, QpState, type QpType } from '../native/constants.gen.ts';
 import type { QpCap } from '../native/native.ts';
 import { type AhAttr, ahAttr, type GlobalRoute } from './address-handle.ts';
 
@@ -51,7 +51,7 @@ export interface QpAttr {
   altTimeout?: number;
   /** State of automatic path migration. */
   pathMigState?: MigState;
-  /** Packet pacing, in kilobits per second. */
+  /** Packet pacing, in kilobits per second; see `modifyRateLimit()`. A query has what was set here: the kernel does not tell. */
   rateLimit?: number;
   /** New capacities, where the device can resize queues. */
   cap?: QpCap;
@@ -75,8 +75,15 @@ export interface QpAttrs extends Required<Omit<QpAttr, 'ahAttr' | 'altAhAttr'>> 
   };
   /** Whether the send queue is still draining, in SQD: until it has, rdma_rxe lets the queue pair go nowhere but to ERR. */
   sqDraining: boolean;
-  /** Whether every send request has a completion. */
-  sqSigAll: boolean;
+  /** What it was made with, as far as the kernel keeps it. */
+  initAttr: {
+    /** Transport service. */
+    qpType: QpType;
+    /** Whether every send request has a completion. */
+    sqSigAll: boolean;
+    /** Its capacities. */
+    cap: QpCap;
+  };
 }
 
 type Check = (value: unknown, name: string) => number;
@@ -126,10 +133,13 @@ export function qpCap(value: Partial<QpCap> | undefined, name: string, defaults:
  * @param cap - the queue pair's, for those of a new one that are not named
  * @internal
  */
-export function nativeAttributes(attr: QpAttr, cap: QpCap): { native: { qpState?: QpState }; mask: number } {
+export function nativeAttributes(
+  attr: QpAttr,
+  cap: QpCap,
+): { native: { qpState?: QpState; rateLimit?: number }; mask: number } {
   if (attr === undefined) throw typeError('attr', 'an object', attr);
   const given = readOptions(attr, 'attr', attributeNames) as Record<string, unknown>;
-  const native: Record<string, unknown> & { qpState?: QpState } = {};
+  const native: Record<string, unknown> & { qpState?: QpState; rateLimit?: number } = {};
   let mask = 0;
   for (const [name, [bit, check]] of Object.entries(attributes)) {
     if (given[name] === undefined) continue;

@@ -1,42 +1,22 @@
 import { constants } from 'node:os';
-import { boolean, instance, integer, oneOf, rangeError, readOptions, uint32, valueError } from '../args.ts';
+import { instance, integer, rangeError, readOptions, uint32, valueError } from '../args.ts';
 import { PostError, RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
-import { QpAttrMask, QpState, QpType, SendFlags } from '../native/constants.gen.ts';
-import type { QpCap, QpHandle } from '../native/native.ts';
+import { MwType, QpState, QpType, SendFlags, SendOpsFlags } from '../native/constants.gen.ts';
 import { GRH_BYTES } from './address-handle.ts';
-import { CompletionQueue } from './completion-queue.ts';
-import { formatGid, parseGid } from './gid.ts';
-import { explainAddress, explainPort, withinLimits } from './limits.ts';
+import { AnyQueuePair } from './any-queue-pair.ts';
+import type { CompletionQueue } from './completion-queue.ts';
+import { parseGid } from './gid.ts';
 import { MemorySlice } from './memory-region.ts';
 import { MemoryWindow } from './memory-window.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
-import { nativeAttributes, type QpAttr, type QpAttrs, qpCap } from './qp-attributes.ts';
-import { explainTransition } from './qp-transitions.ts';
+import { checkInitAttr, explained, type QpInitAttr } from './qp-init-attr.ts';
 import { RecvList, type RecvWr } from './recv-list.ts';
-import { Resource } from './resource.ts';
-import { SendList, type SendWr } from './send-list.ts';
-import { SharedReceiveQueue } from './shared-receive-queue.ts';
+import type { Resource } from './resource.ts';
+import { SendList } from './send-list.ts';
+import type { SendWr } from './send-wr.ts';
+import type { SharedReceiveQueue } from './shared-receive-queue.ts';
 import { type InFlight, WorkQueue } from './work-queue.ts';
-
-/** What a queue pair is made with: `struct ibv_qp_init_attr`. */
-export interface QpInitAttr {
-  /** Where send requests complete. */
-  sendCq: CompletionQueue;
-  /** Where receives complete. Default: `sendCq`. */
-  recvCq?: CompletionQueue;
-  /** Transport service: `QpType.RC` (the default), `UC` or `UD`. */
-  qpType?: QpType;
-  /** Where receives are taken from, in place of a receive queue of its own. */
-  srq?: SharedReceiveQueue;
-  /** Whether every send request has a completion, whatever its flags. Default false. */
-  sqSigAll?: boolean;
-  /**
-   * Capacities wanted; defaults: 128 requests each way, 1 element each, no inline data. What was granted, which may be
-   * more, is in `qp.cap`.
-   */
-  cap?: Partial<QpCap>;
-}
 
 const { RESET, INIT, RTR, RTS, SQD, SQE, ERR } = QpState;
 const states = (...list: number[]) => list.reduce((bits, state) => bits | (1 << state), 0);
@@ -44,6 +24,8 @@ const states = (...list: number[]) => list.reduce((bits, state) => bits | (1 << 
 // it in the queue, even where they report an error, so it has to be refused here.
 const SENDABLE = states(RTS, SQD, SQE, ERR);
 const RECEIVABLE = states(INIT, RTR, RTS, SQD, SQE, ERR);
+
+const { BIND_MW } = SendOpsFlags;
 
 // Requests that one call of postSend() or postRecv() encodes before it posts them.
 const LIST_CAPACITY = 64;
@@ -56,13 +38,7 @@ const collected = new FinalizationRegistry<() => void>((leave) => leave());
  *
  * @see ibv_create_qp(3), ibv_modify_qp(3), ibv_post_send(3), ibv_post_recv(3)
  */
-export class QueuePair extends Resource {
-  /** Its number: 24 bits. */
-  readonly qpNum: number;
-  /** Transport service. */
-  readonly qpType: QpType;
-  /** The capacities that were granted. */
-  readonly cap: Readonly<QpCap>;
+export class QueuePair extends AnyQueuePair {
   /** The domain it belongs to. */
   readonly pd: ProtectionDomain;
   /** Where send requests complete. */
@@ -71,82 +47,42 @@ export class QueuePair extends Resource {
   readonly recvCq: CompletionQueue;
   /** Where receives are taken from, or null: from its own receive queue. */
   readonly srq: SharedReceiveQueue | null;
+  /** What it can send by extended posting, as `SendOpsFlags` joined with `|`; undefined where it posts by `ibv_post_send()`. */
+  readonly sendOpsFlags: number | undefined;
 
-  readonly #handle: QpHandle;
   readonly #sendQueue: WorkQueue;
   readonly #recvQueue: WorkQueue;
   readonly #sends: SendList;
   readonly #recvs: RecvList;
   readonly #leave: () => void;
-  #state: number = RESET;
 
   /** @internal */
   constructor(pd: ProtectionDomain, attr: QpInitAttr) {
-    const known = ['sendCq', 'recvCq', 'qpType', 'srq', 'sqSigAll', 'cap'];
-    const {
-      sendCq: send,
-      recvCq: recv = send,
-      qpType = QpType.RC,
-      srq,
-      sqSigAll = false,
-      cap,
-    } = readOptions(attr, 'attr', known);
-    const sendCq = instance(send, 'attr.sendCq', CompletionQueue);
-    const recvCq = instance(recv, 'attr.recvCq', CompletionQueue);
-    for (const [cq, name] of [[sendCq, 'sendCq'] as const, [recvCq, 'recvCq'] as const]) {
-      cq.requireOpen();
-      if (cq.context !== pd.context) throw valueError(`attr.${name} is of another device than the protection domain`);
-    }
-    oneOf(qpType, 'attr.qpType', QpType, 'QpType');
-    if (qpType !== QpType.RC && qpType !== QpType.UC && qpType !== QpType.UD) {
-      throw valueError('attr.qpType: only QpType.RC, UC and UD are supported so far');
-    }
-    if (srq !== undefined) {
-      instance(srq, 'attr.srq', SharedReceiveQueue).requireOpen();
-      if (srq.pd !== pd) throw valueError('attr.srq is of another protection domain');
-    }
-    const own = srq === undefined ? 128 : 0;
-    const defaults = { maxSendWr: 128, maxRecvWr: own, maxSendSge: 1, maxRecvSge: own && 1, maxInlineData: 0 };
-    const granted = qpCap(cap, 'attr.cap', defaults);
-
-    boolean(sqSigAll, 'attr.sqSigAll');
+    const { sendCq, recvCq, srq, sendOpsFlags, native } = checkInitAttr(pd, attr);
+    const { cap, qpType } = native;
     const srqHandle = srq ? srq.handle : null;
-    const wanted = [
-      ['attr.cap.maxSendWr', granted.maxSendWr, 'maxQpWr'],
-      ['attr.cap.maxRecvWr', granted.maxRecvWr, 'maxQpWr'],
-      ['attr.cap.maxSendSge', granted.maxSendSge, 'maxSge'],
-      ['attr.cap.maxRecvSge', granted.maxRecvSge, 'maxSge'],
-    ] as const;
-    const native = withinLimits(pd.context, wanted, 'maxQp', () =>
-      binding().createQp(pd.handle, sendCq.handle, recvCq.handle, srqHandle, qpType, sqSigAll, granted),
+    const created = explained(pd, native, () =>
+      binding().createQp(pd.handle, sendCq.handle, recvCq.handle, srqHandle, native),
     );
-    super([...new Set<Resource>([pd, sendCq, recvCq]), ...(srq ? [srq] : [])]);
-    this.#handle = native.handle;
-    this.qpNum = native.qpNum;
-    this.qpType = qpType;
+    // What a provider writes there for a queue pair that takes from a shared queue is not a capacity.
+    if (srq) Object.assign(cap, { maxRecvWr: 0, maxRecvSge: 0 });
+    const parents = [...new Set<Resource>([pd, sendCq, recvCq]), ...(srq ? [srq] : [])];
+    super(parents, pd.context, created, qpType, cap, RESET);
     this.pd = pd;
     this.sendCq = sendCq;
     this.recvCq = recvCq;
-    this.srq = srq ?? null;
-    // What a provider writes there for a queue pair that takes from a shared queue is not a capacity.
-    if (srq) Object.assign(granted, { maxRecvWr: 0, maxRecvSge: 0 });
-    this.cap = Object.freeze(granted);
-    this.#sendQueue = new WorkQueue(granted.maxSendWr);
-    this.#recvQueue = new WorkQueue(granted.maxRecvWr);
-    this.#sends = this.#sendList(Math.min(granted.maxSendWr, LIST_CAPACITY));
-    this.#recvs = this.#recvList(Math.min(granted.maxRecvWr, LIST_CAPACITY));
-    pd.context.events.enter('qp', this.qpNum, this);
+    this.srq = srq;
+    this.sendOpsFlags = sendOpsFlags;
+    this.#sendQueue = new WorkQueue(cap.maxSendWr);
+    this.#recvQueue = new WorkQueue(cap.maxRecvWr);
+    this.#sends = this.#sendList(Math.min(cap.maxSendWr, LIST_CAPACITY));
+    this.#recvs = this.#recvList(Math.min(cap.maxRecvWr, LIST_CAPACITY));
     sendCq.attach(this);
     recvCq.attach(this);
     const queues = [this.#sendQueue, this.#recvQueue];
     for (const queue of queues) pd.queues.add(queue);
     this.#leave = leaver(queues, pd.queues);
     collected.register(this, this.#leave, this.#leave);
-  }
-
-  /** The state that the last `modify()` or `query()` left it in. The device may have moved it to ERR since. */
-  get state(): QpState {
-    return this.#state as QpState;
   }
 
   /** Send requests in flight: posted, and neither completed nor known to be by a later completion. */
@@ -157,53 +93,6 @@ export class QueuePair extends Resource {
   /** Receives in flight. */
   get recvsInFlight(): number {
     return this.#recvQueue.length;
-  }
-
-  /**
-   * Changes attributes, most often the state. Runs on a thread of the pool, since the resolution of a neighbour's address
-   * can take seconds.
-   *
-   * @param attr - the attributes to set
-   * @throws RdmaError EINVAL with the attributes that the transition lacks or does not take; ETIMEDOUT or ENETUNREACH when
-   *   the peer's address cannot be resolved; the state is what it was
-   */
-  async modify(attr: QpAttr): Promise<void> {
-    this.requireOpen();
-    const { native, mask } = nativeAttributes(attr, this.cap);
-    try {
-      await this.track(binding().modifyQp(this.#handle, native, mask));
-    } catch (error) {
-      throw this.#explain(error, attr, mask);
-    }
-    this.#entered(native.qpState);
-  }
-
-  /** As `modify()`, but on this thread: it may block for as long as a neighbour's address takes to resolve. */
-  modifySync(attr: QpAttr): void {
-    this.requireOpen();
-    const { native, mask } = nativeAttributes(attr, this.cap);
-    try {
-      binding().modifyQpSync(this.#handle, native, mask);
-    } catch (error) {
-      throw this.#explain(error, attr, mask);
-    }
-    this.#entered(native.qpState);
-  }
-
-  /**
-   * Asks the kernel for all attributes, and learns the state.
-   *
-   * @see ibv_query_qp(3)
-   */
-  query(): QpAttrs {
-    this.requireOpen();
-    const mask = Object.values(QpAttrMask).reduce((bits, bit) => bits | bit, 0) & ~QpAttrMask.RATE_LIMIT;
-    const attrs = binding().queryQp(this.#handle, mask) as unknown as QpAttrs;
-    for (const path of [attrs.ahAttr, attrs.altAhAttr]) {
-      path.grh.dgid = formatGid(path.grh.dgid as unknown as Uint8Array);
-    }
-    this.#entered(attrs.qpState);
-    return attrs;
   }
 
   /**
@@ -280,6 +169,9 @@ export class QueuePair extends Resource {
     uint32(access, 'request.access');
     integer(wrId, 'request.wrId', 0, Number.MAX_SAFE_INTEGER);
     uint32(sendFlags, 'request.sendFlags');
+    if (mw.type === MwType.MW_TYPE_2 && this.sendOpsFlags !== undefined && (this.sendOpsFlags & BIND_MW) === 0) {
+      throw valueError('mw: the queue pair was created with sendOpsFlags without BIND_MW');
+    }
     const queue = this.#sendQueue;
     if (!queue.postable) this.refuse('ibv_bind_mw');
     if (queue.length === queue.capacity) {
@@ -288,7 +180,7 @@ export class QueuePair extends Resource {
     const { offset, length, region } = slice;
     const flags = sendFlags & ~SendFlags.INLINE;
     const rkey = binding().bindMw(
-      this.#handle,
+      this.handle,
       mw.handle,
       region.handle,
       offset,
@@ -312,13 +204,13 @@ export class QueuePair extends Resource {
    */
   attachMcast(mgid: string, mlid = 0): void {
     this.requireOpen();
-    binding().attachMcast(this.#handle, parseGid(mgid), integer(mlid, 'mlid', 0, 0xffff));
+    binding().attachMcast(this.handle, parseGid(mgid), integer(mlid, 'mlid', 0, 0xffff));
   }
 
   /** Leaves a multicast group. A queue pair that is still in one cannot be closed. @see ibv_detach_mcast(3) */
   detachMcast(mgid: string, mlid = 0): void {
     this.requireOpen();
-    binding().detachMcast(this.#handle, parseGid(mgid), integer(mlid, 'mlid', 0, 0xffff));
+    binding().detachMcast(this.handle, parseGid(mgid), integer(mlid, 'mlid', 0, 0xffff));
   }
 
   #preparable<T>(wrs: T | readonly T[], max: number, name: string): readonly T[] {
@@ -339,23 +231,23 @@ export class QueuePair extends Resource {
   /** @internal */
   refuse(verb: string): never {
     this.requireOpen();
-    const state = Object.entries(QpState).find(([, value]) => value === this.#state)?.[0];
+    const state = Object.entries(QpState).find(([, value]) => value === this.state)?.[0];
     throw new RdmaError(verb, constants.errno.EINVAL, `the queue pair is in state ${state}`);
   }
 
   #sendList(length: number): SendList {
     const shared = binding().createSendList(
-      this.#handle,
+      this.handle,
       length,
       this.cap.maxSendSge,
       this.#sendQueue.id,
       this.qpType === QpType.UD,
     );
-    return new SendList(this, this.#sendQueue, shared, length, this.cap, this.qpType);
+    return new SendList(this, this.#sendQueue, shared, length, this.cap, this.qpType, this.sendOpsFlags);
   }
 
   #recvList(length: number): RecvList {
-    const shared = binding().createRecvList(this.#handle, length, this.cap.maxRecvSge, this.#recvQueue.id);
+    const shared = binding().createRecvList(this.handle, length, this.cap.maxRecvSge, this.#recvQueue.id);
     return new RecvList(
       this,
       this.#recvQueue,
@@ -367,59 +259,19 @@ export class QueuePair extends Resource {
     );
   }
 
-  #entered(state: number | undefined): void {
-    if (state === undefined) return;
-    this.#state = state;
+  /** @internal */
+  protected override entered(state: number): void {
     this.#sendQueue.postable = (SENDABLE & (1 << state)) !== 0;
     this.#recvQueue.postable = (RECEIVABLE & (1 << state)) !== 0;
     // The device forgets what was posted, and makes no completions of it.
     if (state === RESET) for (const queue of [this.#sendQueue, this.#recvQueue]) queue.clear();
   }
 
-  // The kernel says EINVAL and no more.
-  #explain(error: unknown, attr: QpAttr, mask: number): unknown {
-    if (!(error instanceof RdmaError)) return error;
-    if (error.code === 'ETIMEDOUT' || error.code === 'ENETUNREACH' || error.code === 'EHOSTUNREACH') {
-      const grh = attr.ahAttr?.grh;
-      const path = grh ? ` from GID index ${grh.sgidIndex} to ${grh.dgid}` : '';
-      return error.explained(`the route or the neighbour${path} cannot be resolved`);
-    }
-    // ENODATA is what the kernel says to an empty place of the GID table.
-    if (error.code !== 'EINVAL' && error.code !== 'ENODATA') return error;
-    const from = attr.curQpState ?? this.#state;
-    const reasons = [explainTransition(this.qpType, from, attr.qpState ?? from, mask)];
-    if (from === SQD && reasons[0] === undefined) {
-      reasons.push(
-        'the send queue may still be draining: wait for the event SQ_DRAINED, or for sqDraining false of query()',
-      );
-    }
-    const context = this.pd.context;
-    const { ahAttr, pathMtu, portNum = ahAttr?.portNum ?? 1 } = attr;
-    const missing = explainPort(context, portNum);
-    if (missing !== undefined) reasons.push(missing);
-    else if (ahAttr) {
-      reasons.push(...explainAddress(context, ahAttr));
-      const { activeMtu } = context.queryPort(portNum);
-      if (pathMtu !== undefined && pathMtu > activeMtu) {
-        reasons.push(`pathMtu ${128 << pathMtu} is more than the port's active MTU ${128 << activeMtu}`);
-      }
-    }
-    const found = reasons.filter(Boolean).join('; ');
-    return found === '' ? error : error.explained(found);
-  }
-
   /** @internal */
-  describe(): string {
-    return `QueuePair 0x${this.qpNum.toString(16)}`;
-  }
-
-  protected readonly destroyVerb = 'ibv_destroy_qp';
-
-  protected destroy(): void {
-    binding().destroyQp(this.#handle);
+  protected override destroy(): void {
+    super.destroy();
     collected.unregister(this.#leave);
     this.#leave();
-    this.pd.context.events.leave('qp', this.qpNum);
     this.sendCq.detach(this);
     this.recvCq.detach(this);
   }

@@ -1,5 +1,5 @@
 import { integer, oneOf, rangeError, readOptions, typeError, uint32, uint64, valueError } from '../args.ts';
-import { QpType, SendFlags, WrOpcode } from '../native/constants.gen.ts';
+import { PlacementType, QpType, SelectivityLevel, SendFlags, WrOpcode } from '../native/constants.gen.ts';
 import { Layout } from '../native/layout.gen.ts';
 import type { QpCap, SharedList } from '../native/native.ts';
 import { AddressHandle } from './address-handle.ts';
@@ -7,50 +7,21 @@ import { swap32 } from './completion-queue.ts';
 import { MemorySlice } from './memory-region.ts';
 import { elementsOf, label, type Name, type Posting, PostList, requestHints } from './post-list.ts';
 import { RemoteSlice } from './remote-region.ts';
+import {
+  ATOMIC,
+  ATOMIC_WRITE,
+  explainOpcode,
+  FLUSH,
+  MAY_INLINE,
+  NEEDS_IMM,
+  NEEDS_INVALIDATE,
+  NEEDS_REMOTE,
+  NO_DATA,
+  TSO,
+  traitsOf,
+} from './send-opcodes.ts';
+import { SEND_WR_KEYS, type SendWr } from './send-wr.ts';
 import type { InFlight } from './work-queue.ts';
-
-/** A send request: `struct ibv_send_wr`. */
-export interface SendWr {
-  /** Given back by the completion. Any safe integer from 0; default 0. */
-  wrId?: number;
-  /** What to do: one of `WrOpcode`. */
-  opcode: WrOpcode;
-  /** Local memory: read from by sends and writes, written to by reads and atomics. Default none: a message of 0 bytes. */
-  sgList?: MemorySlice | readonly MemorySlice[];
-  /** `SendFlags` joined with `|`. Default `SIGNALED`; 0 makes a request without a completion of its own. */
-  sendFlags?: number;
-  /** Immediate data of 32 bits in host byte order, for the opcodes `..._WITH_IMM`. */
-  immData?: number;
-  /** Remote key that the peer shall invalidate (`SEND_WITH_INV`), or local key to invalidate (`LOCAL_INV`). */
-  invalidateRkey?: number;
-  /** Remote memory, for RDMA and atomics. */
-  remote?: RemoteSlice;
-  /** `ATOMIC_CMP_AND_SWP`: what the 8 bytes are compared with; `ATOMIC_FETCH_AND_ADD`: what is added. Host byte order. */
-  compareAdd?: bigint;
-  /** `ATOMIC_CMP_AND_SWP`: what replaces the 8 bytes when they are equal. Host byte order. */
-  swap?: bigint;
-  /** UD: where the datagram goes. */
-  ah?: AddressHandle;
-  /** UD: number of the queue pair there: 24 bits. */
-  remoteQpn?: number;
-  /** UD: its Q_Key. With the highest bit set, the sender's own is sent in its place. */
-  remoteQkey?: number;
-}
-
-const SEND_WR_KEYS = [
-  'wrId',
-  'opcode',
-  'sgList',
-  'sendFlags',
-  'immData',
-  'invalidateRkey',
-  'remote',
-  'compareAdd',
-  'swap',
-  'ah',
-  'remoteQpn',
-  'remoteQkey',
-] as const;
 
 const NUM_SGE = Layout.sendWr.numSge / 4;
 const OPCODE = Layout.sendWr.opcode / 4;
@@ -63,43 +34,23 @@ const SWAP = Layout.sendWr.swap / 4;
 const ATOMIC_RKEY = Layout.sendWr.atomicRkey / 4;
 const REMOTE_QPN = Layout.sendWr.udRemoteQpn / 4;
 const REMOTE_QKEY = Layout.sendWr.udRemoteQkey / 4;
+const REMOTE_SRQN = Layout.sendWr.xrcRemoteSrqn / 4;
+const TSO_HDR = Layout.sendWr.tsoHdr / 4;
+const TSO_SIZES = Layout.sendWr.tsoHdrSz / 4;
 
 const ALL_FLAGS = SendFlags.FENCE | SendFlags.SIGNALED | SendFlags.SOLICITED | SendFlags.INLINE | SendFlags.IP_CSUM;
 
-// What each opcode takes. The kernel driver of Soft-RoCE uses the opcode from the ring without a check, so one that is
-// not here does not get there.
-const NEEDS_REMOTE = 1;
-const NEEDS_IMM = 2;
-const NEEDS_INVALIDATE = 4;
-const ATOMIC = 8;
-const MAY_INLINE = 16;
-const NO_DATA = 32;
-const traits = new Map<number, number>([
-  [WrOpcode.SEND, MAY_INLINE],
-  [WrOpcode.SEND_WITH_IMM, MAY_INLINE | NEEDS_IMM],
-  [WrOpcode.SEND_WITH_INV, MAY_INLINE | NEEDS_INVALIDATE],
-  [WrOpcode.RDMA_WRITE, MAY_INLINE | NEEDS_REMOTE],
-  [WrOpcode.RDMA_WRITE_WITH_IMM, MAY_INLINE | NEEDS_REMOTE | NEEDS_IMM],
-  [WrOpcode.RDMA_READ, NEEDS_REMOTE],
-  [WrOpcode.ATOMIC_CMP_AND_SWP, NEEDS_REMOTE | ATOMIC],
-  [WrOpcode.ATOMIC_FETCH_AND_ADD, NEEDS_REMOTE | ATOMIC],
-  [WrOpcode.LOCAL_INV, NEEDS_INVALIDATE | NO_DATA],
-]);
-// As an array for speed; and without what the transport does not have: InfiniBand specification, volume 1, table 64.
-const opcodesOf: Partial<Record<number, readonly number[]>> = {
-  [QpType.UC]: [WrOpcode.SEND, WrOpcode.SEND_WITH_IMM, WrOpcode.RDMA_WRITE, WrOpcode.RDMA_WRITE_WITH_IMM],
-  [QpType.UD]: [WrOpcode.SEND, WrOpcode.SEND_WITH_IMM],
-};
-const traitsFor = (opcodes: readonly number[] | undefined) =>
-  Array.from(
-    { length: 16 },
-    (_, opcode) => ((opcodes?.includes(opcode) ?? true) ? traits.get(opcode) : undefined) ?? -1,
-  );
-const traitsByType: Partial<Record<number, readonly number[]>> = {
-  [QpType.RC]: traitsFor(undefined),
-  [QpType.UC]: traitsFor(opcodesOf[QpType.UC]),
-  [QpType.UD]: traitsFor(opcodesOf[QpType.UD]),
-};
+// What the keys beyond the common ones are for.
+const OF_DATAGRAMS = ['ah', 'remoteQpn', 'remoteQkey'] as const;
+const OF_FLUSHES = ['placementType', 'selectivityLevel'] as const;
+const someOf = (wr: SendWr, keys: readonly (keyof SendWr)[]) => keys.some((key) => wr[key] !== undefined);
+
+/** Where a request goes, for queue pairs that are not connected to one place. */
+interface Address {
+  ah?: AddressHandle;
+  remoteQpn: number;
+  remoteQkey: number;
+}
 
 /**
  * Send requests that were prepared: made by `qp.prepareSend()`. The fastest way to post again and again: change in place
@@ -110,6 +61,10 @@ const traitsByType: Partial<Record<number, readonly number[]>> = {
 export class SendList extends PostList<SendWr> {
   readonly #cap: QpCap;
   readonly #traits: readonly number[];
+  readonly #qpType: number;
+  readonly #sendOpsFlags: number | undefined;
+  // Whether each request says where it goes.
+  readonly #isAddressed: boolean;
   // For datagrams: the number of each request's address handle.
   readonly #ahs: Uint32Array | null;
   // Bytes of each request at both ends, for the setters that change only one of them.
@@ -117,10 +72,22 @@ export class SendList extends PostList<SendWr> {
   readonly #remoteBytes: Float64Array;
 
   /** @internal */
-  constructor(qp: Posting, queue: InFlight, shared: SharedList, length: number, cap: QpCap, qpType: number) {
-    super(qp, queue, shared, length, cap.maxSendSge, Layout.sendWr.size, 'ibv_post_send');
+  constructor(
+    qp: Posting,
+    queue: InFlight,
+    shared: SharedList,
+    length: number,
+    cap: QpCap,
+    qpType: number,
+    sendOpsFlags: number | undefined,
+  ) {
+    const verb = sendOpsFlags === undefined ? 'ibv_post_send' : 'ibv_wr_complete';
+    super(qp, queue, shared, length, cap.maxSendSge, Layout.sendWr.size, verb);
     this.#cap = cap;
-    this.#traits = traitsByType[qpType] as readonly number[];
+    this.#traits = traitsOf(qpType, sendOpsFlags);
+    this.#qpType = qpType;
+    this.#sendOpsFlags = sendOpsFlags;
+    this.#isAddressed = qpType === QpType.UD || qpType === QpType.XRC_SEND;
     const bytesBefore = length * (Layout.sendWr.size + cap.maxSendSge * Layout.sge.size + 8);
     this.#ahs = qpType === QpType.UD ? new Uint32Array(shared.memory, bytesBefore, length) : null;
     this.#localBytes = new Float64Array(length);
@@ -188,14 +155,17 @@ export class SendList extends PostList<SendWr> {
     }
     if ((trait & NEEDS_REMOTE) === 0) throw valueError(`${label(name, 'remote')}: this opcode has no remote memory`);
     const remoteBytes = RemoteSlice.lengthOf(remote);
-    if ((trait & ATOMIC) !== 0) {
+    if ((trait & (ATOMIC | ATOMIC_WRITE)) !== 0) {
       if (remoteBytes < 8) {
         throw rangeError(`${label(name, 'remote')} must have the 8 bytes of an atomic, not ${remoteBytes}`);
       }
       if (!RemoteSlice.isAligned(remote)) {
         throw rangeError(`${label(name, 'remote')}: an atomic needs an address that is a multiple of 8`);
       }
+    }
+    if ((trait & (ATOMIC | FLUSH)) !== 0) {
       RemoteSlice.encode(remote, this.words, at + REMOTE_ADDR, at + ATOMIC_RKEY);
+      if ((trait & FLUSH) !== 0) encode64(this.words, at + COMPARE_ADD, BigInt(remoteBytes));
     } else {
       if (localBytes > remoteBytes) throw tooFewRemoteBytes(label(name, 'remote'), remoteBytes, localBytes);
       RemoteSlice.encode(remote, this.words, at + REMOTE_ADDR, at + RKEY);
@@ -219,9 +189,12 @@ export class SendList extends PostList<SendWr> {
     if (elements > cap.maxSendSge) {
       throw rangeError(`${label(name, 'sgList')} has ${elements} element(s), more than maxSendSge (${cap.maxSendSge})`);
     }
-    if ((trait & (ATOMIC | NO_DATA)) !== 0) {
+    if ((trait & (ATOMIC | NO_DATA | ATOMIC_WRITE)) !== 0) {
       if ((trait & NO_DATA) !== 0) throw valueError(`${label(name, 'sgList')}: this opcode takes no data`);
       if (total !== 8) throw rangeError(`${label(name, 'sgList')} must be the 8 bytes of an atomic, not ${total}`);
+      if ((trait & ATOMIC_WRITE) !== 0 && elements !== 1) {
+        throw rangeError(`${label(name, 'sgList')} must be one element of 8 bytes, not ${elements}`);
+      }
     }
     if ((flags & SendFlags.INLINE) !== 0 && total > cap.maxInlineData) {
       throw rangeError(`${label(name, 'sgList')} has ${total} bytes, more than maxInlineData (${cap.maxInlineData})`);
@@ -271,7 +244,9 @@ export class SendList extends PostList<SendWr> {
     const trait = typeof opcode === 'number' ? (this.#traits[opcode] ?? -1) : -1;
     if (trait === -1) {
       oneOf(opcode, label(name, 'opcode'), WrOpcode, 'WrOpcode');
-      throw valueError(`${label(name, 'opcode')}: ${opcode} is not for ibv_post_send on this queue pair`);
+      throw valueError(
+        `${label(name, 'opcode')}: ${explainOpcode(opcode as number, this.#qpType, this.#sendOpsFlags)}`,
+      );
     }
     if (wrId !== undefined && !(Number.isSafeInteger(wrId) && wrId >= 0)) {
       integer(wrId, label(name, 'wrId'), 0, Number.MAX_SAFE_INTEGER);
@@ -285,7 +260,9 @@ export class SendList extends PostList<SendWr> {
     }
     let bytes = 0;
     if (sgList !== undefined) bytes = this.#checkLocal(sgList, trait, sendFlags, name);
-    else if ((trait & ATOMIC) !== 0) throw valueError(`${label(name, 'sgList')} is missing: an atomic returns 8 bytes`);
+    else if ((trait & (ATOMIC | ATOMIC_WRITE)) !== 0) {
+      throw valueError(`${label(name, 'sgList')} is missing: an atomic has 8 bytes`);
+    }
     if ((trait & NEEDS_IMM) !== 0) {
       if (typeof immData !== 'number' || immData >>> 0 !== immData) uint32(immData, label(name, 'immData'));
     } else if (immData !== undefined) {
@@ -305,7 +282,8 @@ export class SendList extends PostList<SendWr> {
     if ((trait & NEEDS_REMOTE) !== 0) this.#encodeRemote(index, remote, trait, bytes, name);
     else if (remote !== undefined) throw valueError(`${label(name, 'remote')}: this opcode has no remote memory`);
 
-    const address = this.#ahs === null ? undefined : this.#checkAddress(wr, name);
+    const address = this.#isAddressed ? this.#checkAddress(wr, name) : undefined;
+    const more = trait < FLUSH ? undefined : this.#checkMore(wr, trait, name);
 
     const words = this.words;
     const at = this.at(index);
@@ -315,12 +293,8 @@ export class SendList extends PostList<SendWr> {
     words[at + SEND_FLAGS] = sendFlags;
     this.encodeSgList(index, sgList ?? []);
     words[at + NUM_SGE] = sgList === undefined ? 0 : Array.isArray(sgList) ? sgList.length : 1;
-    if (this.#ahs !== null && address !== undefined) {
-      this.#ahs[index] = AddressHandle.numberOf(address.ah);
-      words[at + REMOTE_QPN] = address.remoteQpn;
-      words[at + REMOTE_QKEY] = address.remoteQkey | 0;
-      this.alsoHold(index, address.ah);
-    }
+    if (address !== undefined) this.#encodeAddress(index, address);
+    if (more !== undefined) this.#encodeMore(index, more);
     if ((trait & NEEDS_IMM) !== 0) words[at + IMM_DATA] = swap32(immData as number) | 0;
     if ((trait & NEEDS_INVALIDATE) !== 0) words[at + IMM_DATA] = (invalidateRkey as number) | 0;
     if ((trait & ATOMIC) !== 0) {
@@ -329,16 +303,27 @@ export class SendList extends PostList<SendWr> {
     }
   }
 
-  // For a request with keys that are not of every transport.
+  // For a request with keys that few requests have.
   #checkKeys(wr: SendWr, name: Name): void {
     readOptions(wr, label(name), SEND_WR_KEYS, requestHints);
-    if (this.#ahs === null && (wr.ah !== undefined || wr.remoteQpn !== undefined || wr.remoteQkey !== undefined)) {
+    const { opcode } = wr;
+    if (this.#qpType !== QpType.UD && someOf(wr, OF_DATAGRAMS)) {
       throw valueError(`${label(name)}: ah, remoteQpn and remoteQkey are for UD queue pairs only`);
     }
+    if (this.#qpType !== QpType.XRC_SEND && wr.remoteSrqn !== undefined) {
+      throw valueError(`${label(name, 'remoteSrqn')} is for XRC_SEND queue pairs only`);
+    }
+    if (opcode !== WrOpcode.FLUSH && someOf(wr, OF_FLUSHES)) {
+      throw valueError(`${label(name)}: placementType and selectivityLevel are for FLUSH only`);
+    }
+    if (opcode !== WrOpcode.TSO && wr.tso !== undefined) throw valueError(`${label(name, 'tso')} is for TSO only`);
   }
 
-  // Where a datagram goes: each field is read once, since what is read twice may differ.
-  #checkAddress(wr: SendWr, name: Name): { ah: AddressHandle; remoteQpn: number; remoteQkey: number } {
+  // Where a request goes: each field is read once, since what is read twice may differ.
+  #checkAddress(wr: SendWr, name: Name): Address {
+    if (this.#ahs === null) {
+      return { remoteQpn: integer(wr.remoteSrqn, label(name, 'remoteSrqn'), 0, 0xff_ffff), remoteQkey: 0 };
+    }
     const { ah, remoteQpn, remoteQkey } = wr;
     if (!AddressHandle.is(ah)) throw typeError(label(name, 'ah'), 'an AddressHandle (pd.createAh())', ah);
     ah.requireOpen();
@@ -348,6 +333,48 @@ export class SendList extends PostList<SendWr> {
       remoteQpn: integer(remoteQpn, label(name, 'remoteQpn'), 0, 0xff_ffff),
       remoteQkey: uint32(remoteQkey, label(name, 'remoteQkey')),
     };
+  }
+
+  #encodeAddress(index: number, { ah, remoteQpn, remoteQkey }: Address): void {
+    const at = this.at(index);
+    if (this.#ahs === null || ah === undefined) {
+      this.words[at + REMOTE_SRQN] = remoteQpn;
+      return;
+    }
+    this.#ahs[index] = AddressHandle.numberOf(ah);
+    this.words[at + REMOTE_QPN] = remoteQpn;
+    this.words[at + REMOTE_QKEY] = remoteQkey | 0;
+    this.alsoHold(index, ah);
+  }
+
+  // What flushes and segmented sends have beyond the others: read once.
+  #checkMore(wr: SendWr, trait: number, name: Name): { flush?: bigint; hdr?: MemorySlice; sizes?: number } {
+    if ((trait & TSO) !== 0) {
+      const { hdr, mss } = readOptions(wr.tso, label(name, 'tso'), ['hdr', 'mss']);
+      if (!MemorySlice.is(hdr)) throw typeError(`${label(name, 'tso')}.hdr`, 'a MemorySlice (mr.slice())', hdr);
+      const bytes = this.#checkSlice(hdr, name, -1);
+      integer(bytes, `${label(name, 'tso')}.hdr.length`, 1, 0xffff);
+      return { hdr, sizes: bytes | (integer(mss, `${label(name, 'tso')}.mss`, 1, 0xffff) << 16) };
+    }
+    const { placementType, selectivityLevel = SelectivityLevel.RANGE } = wr;
+    const most = PlacementType.GLOBAL | PlacementType.PERSISTENT;
+    const type = integer(placementType, label(name, 'placementType'), 1, most);
+    oneOf(selectivityLevel, label(name, 'selectivityLevel'), SelectivityLevel, 'SelectivityLevel');
+    return { flush: BigInt(type) | (BigInt(selectivityLevel) << 32n) };
+  }
+
+  #encodeMore(index: number, more: { flush?: bigint; hdr?: MemorySlice; sizes?: number }): void {
+    const at = this.at(index);
+    const { words } = this;
+    if (more.flush !== undefined) encode64(words, at + SWAP, more.flush);
+    if (more.hdr !== undefined) {
+      const element = new Int32Array(4);
+      MemorySlice.encode(more.hdr, element, 0);
+      words[at + TSO_HDR] = element[0] as number;
+      words[at + TSO_HDR + 1] = element[1] as number;
+      words[at + TSO_SIZES] = more.sizes as number;
+      this.alsoHold(index, MemorySlice.regionOf(more.hdr));
+    }
   }
 }
 

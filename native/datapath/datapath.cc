@@ -6,6 +6,7 @@
 
 #include "core/args.h"
 #include "datapath/doorbell.h"
+#include "datapath/extended_post.h"
 #include "verbs/verbs.h"
 
 namespace rdma {
@@ -16,9 +17,9 @@ namespace {
 constexpr uint32_t kMaxCapacity = 1U << 22;
 constexpr uint32_t kMaxSge = 256;
 
-inline int PostVerb(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) { return ibv_post_send(qp, wr, bad); }
-inline int PostVerb(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); }
-inline int PostVerb(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_srq_recv(srq, wr, bad); }
+inline int PostClassic(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) { return ibv_post_send(qp, wr, bad); }
+inline int PostRecv(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); }
+inline int PostSrqRecv(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_srq_recv(srq, wr, bad); }
 
 // (capacity, inOrder): the queue's words, and its id. It goes with them, or when the queue pair is closed.
 Napi::Value CreateWorkQueue(const Napi::CallbackInfo& info) {
@@ -55,8 +56,8 @@ Napi::Value DestroyWorkQueue(const Napi::CallbackInfo& info) {
 
 // A list of work requests of one queue. In shared memory: the requests, their scatter/gather elements, the caller's
 // wrIds, and the numbers of the address handles of datagrams. `next` and `sg_list` are linked here once; TypeScript
-// writes the rest.
-template <class Target, class Wr>
+// writes the rest. `Post` is the function that takes a list of them.
+template <class Target, class Wr, auto Post>
 class PostList final : public SharedList {
  public:
   // (target, capacity, maxSge, queueId, isDatagram)
@@ -108,7 +109,7 @@ class PostList final : public SharedList {
       Wr* const next = last.next;
       last.next = nullptr;
       Wr* bad = nullptr;
-      const int rc = PostVerb(target, wr_, &bad);
+      const int rc = Post(target, wr_, &bad);
       last.next = next;
       if (rc != 0) {
         // A provider that fails without naming a request has queued them all and failed at the doorbell.
@@ -145,6 +146,18 @@ class PostList final : public SharedList {
   std::shared_ptr<AhTable> ahs_;
   const uint32_t* ah_numbers_ = nullptr;
 };
+
+// Each way to post has lists of its own, so that none asks which it is.
+Napi::Value CreateSendList(const Napi::CallbackInfo& info) {
+  switch (HandleArg<QpHandle>(info, 0)->posting()) {
+    case Posting::kExtended:
+      return PostList<QpHandle, ibv_send_wr, PostExtended>::Create(info);
+    case Posting::kExtendedRxe:
+      return PostList<QpHandle, ibv_send_wr, PostExtendedRxe>::Create(info);
+    default:
+      return PostList<QpHandle, ibv_send_wr, PostClassic>::Create(info);
+  }
+}
 
 // The completions that one poll of a queue found. In shared memory: the completions, and the callers' wrIds.
 class WcRing final : public SharedList {
@@ -208,9 +221,9 @@ void ExportDatapath(Napi::Object exports) {
   Export(exports, "createWorkQueue", CreateWorkQueue);
   Export(exports, "clearWorkQueue", ClearWorkQueue);
   Export(exports, "destroyWorkQueue", DestroyWorkQueue);
-  Export(exports, "createSendList", PostList<QpHandle, ibv_send_wr>::Create);
-  Export(exports, "createRecvList", PostList<QpHandle, ibv_recv_wr>::Create);
-  Export(exports, "createSrqRecvList", PostList<SrqHandle, ibv_recv_wr>::Create);
+  Export(exports, "createSendList", CreateSendList);
+  Export(exports, "createRecvList", PostList<QpHandle, ibv_recv_wr, PostRecv>::Create);
+  Export(exports, "createSrqRecvList", PostList<SrqHandle, ibv_recv_wr, PostSrqRecv>::Create);
   Export(exports, "createWcRing", WcRing::Create);
 }
 

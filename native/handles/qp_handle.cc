@@ -1,18 +1,33 @@
 #include "handles/qp_handle.h"
 
+#include "rdma_core/library.h"
+
 namespace rdma {
 
-Outcome<std::shared_ptr<QpHandle>> QpHandle::Create(std::shared_ptr<PdHandle> pd, std::shared_ptr<CqHandle> send_cq,
-                                                    std::shared_ptr<CqHandle> recv_cq, std::shared_ptr<SrqHandle> srq,
-                                                    ibv_qp_init_attr* attr) {
-  attr->send_cq = send_cq->get();
-  attr->recv_cq = recv_cq->get();
-  attr->srq = srq ? srq->get() : nullptr;
+namespace {
+
+Posting PostingOf(ibv_qp* qp, const ibv_qp_init_attr_ex& attr) {
+  if ((attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) == 0) return Posting::kClassic;
+  const ibv_qp_ex* extended = ibv_qp_to_qp_ex(qp);
+  if (extended == nullptr) return Posting::kClassic;
+  const auto* function = reinterpret_cast<const void*>(extended->wr_set_sge_list);
+  return IsFunctionOf(function, "librxe") ? Posting::kExtendedRxe : Posting::kExtended;
+}
+
+}  // namespace
+
+Outcome<std::shared_ptr<QpHandle>> QpHandle::Create(QpParents parents, ibv_qp_init_attr_ex* attr) {
+  attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
+  attr->pd = parents.pd->get();
+  attr->send_cq = parents.send_cq->get();
+  attr->recv_cq = parents.recv_cq->get();
+  attr->srq = parents.srq ? parents.srq->get() : nullptr;
+  // With nothing beyond the domain the header calls ibv_create_qp().
+  const char* verb = attr->comp_mask == IBV_QP_INIT_ATTR_PD ? "ibv_create_qp" : "ibv_create_qp_ex";
   errno = 0;
-  auto qp = FromPtr("ibv_create_qp", ibv_create_qp(pd->get(), attr));
+  auto qp = FromPtr(verb, ibv_create_qp_ex(attr->pd->context, attr));
   if (qp.error) return qp.error;
-  return std::shared_ptr<QpHandle>(
-      new QpHandle(std::move(pd), std::move(send_cq), std::move(recv_cq), std::move(srq), qp.value));
+  return std::shared_ptr<QpHandle>(new QpHandle(std::move(parents), qp.value, PostingOf(qp.value, *attr)));
 }
 
 VerbError QpHandle::Modify(ibv_qp_attr* attr, int mask) {

@@ -10,13 +10,22 @@
 
 namespace rdma {
 
+// How requests reach a send queue: ibv_post_send(3), or ibv_wr_post(3), which has traps with one provider.
+enum class Posting { kClassic, kExtended, kExtendedRxe };
+
+// What a queue pair needs.
+struct QpParents {
+  std::shared_ptr<PdHandle> pd;
+  std::shared_ptr<CqHandle> send_cq;
+  std::shared_ptr<CqHandle> recv_cq;
+  std::shared_ptr<SrqHandle> srq;  // may be null
+};
+
 // A queue pair: struct ibv_qp.
 class QpHandle final : public Owner {
  public:
-  // Fills in the queues of `attr` (`srq` may be null), and leaves the granted capacities in it.
-  static Outcome<std::shared_ptr<QpHandle>> Create(std::shared_ptr<PdHandle> pd, std::shared_ptr<CqHandle> send_cq,
-                                                   std::shared_ptr<CqHandle> recv_cq, std::shared_ptr<SrqHandle> srq,
-                                                   ibv_qp_init_attr* attr);
+  // Fills in the parents of `attr`, and leaves the granted capacities in it.
+  static Outcome<std::shared_ptr<QpHandle>> Create(QpParents parents, ibv_qp_init_attr_ex* attr);
   ~QpHandle() override { Destroy(); }
   VerbError Destroy() override;
 
@@ -24,16 +33,22 @@ class QpHandle final : public Owner {
   VerbError Modify(ibv_qp_attr* attr, int mask);
 
   ibv_qp* get() const { return qp_; }
+  Posting posting() const { return posting_; }
 
  private:
-  QpHandle(std::shared_ptr<PdHandle> pd, std::shared_ptr<CqHandle> send_cq, std::shared_ptr<CqHandle> recv_cq,
-           std::shared_ptr<SrqHandle> srq, ibv_qp* qp)
-      : pd_(std::move(pd)), send_cq_(std::move(send_cq)), recv_cq_(std::move(recv_cq)), srq_(std::move(srq)), qp_(qp) {}
+  QpHandle(QpParents parents, ibv_qp* qp, Posting posting)
+      : pd_(std::move(parents.pd)),
+        send_cq_(std::move(parents.send_cq)),
+        recv_cq_(std::move(parents.recv_cq)),
+        srq_(std::move(parents.srq)),
+        qp_(qp),
+        posting_(posting) {}
   Parent<PdHandle> pd_;
   Parent<CqHandle> send_cq_;
   Parent<CqHandle> recv_cq_;
   Parent<SrqHandle> srq_;
   ibv_qp* qp_;
+  const Posting posting_;
 };
 
 }  // namespace rdma

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <cstring>
 
 namespace rdma {
 
@@ -29,6 +30,13 @@ MissingFunction TakeMissingFunction() {
   MissingFunction taken = missing_function;
   missing_function = {nullptr, nullptr};
   return taken;
+}
+
+bool IsFunctionOf(const void* function, const char* file) {
+  Dl_info found{};
+  if (dladdr(function, &found) == 0 || found.dli_fname == nullptr) return false;
+  const char* slash = strrchr(found.dli_fname, '/');
+  return strncmp(slash == nullptr ? found.dli_fname : slash + 1, file, strlen(file)) == 0;
 }
 
 Library& Libibverbs() {

@@ -2,6 +2,7 @@
 #include <infiniband/verbs.h>
 
 #include "core/args.h"
+#include "datapath/extended_post.h"
 #include "verbs/verbs.h"
 
 namespace rdma {
@@ -53,7 +54,7 @@ Napi::Value BindMw(const Napi::CallbackInfo& info) {
     request.bind_mw.mw = mw->get();
     request.bind_mw.rkey = rkey = ibv_inc_rkey(mw->get()->rkey);
     request.bind_mw.bind_info = bind;
-    Check(env, FromRet("ibv_post_send", ibv_post_send(qp->get(), &request, &bad)));
+    Check(env, FromRet("ibv_post_send", PostSend(*qp, &request, &bad)));
     mw->get()->rkey = rkey;
   }
   queue->Push(&wr_id, 1);

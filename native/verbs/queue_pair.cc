@@ -17,6 +17,11 @@ void SetCap(Napi::Object object, const ibv_qp_cap& cap) {
   SetNumber(object, "maxInlineData", cap.max_inline_data);
 }
 
+Napi::Object CapOf(const Napi::Object& attr) {
+  if (!attr.Get("cap").IsObject()) ThrowType(attr.Env(), "cap is not an object");
+  return attr.Get("cap").As<Napi::Object>();
+}
+
 ibv_qp_cap GetCap(const Napi::Object& object) {
   ibv_qp_cap cap{};
   cap.max_send_wr = Uint32Field(object, "maxSendWr");
@@ -68,7 +73,7 @@ Modification ModifyArgs(const Napi::CallbackInfo& info) {
 #undef READ
   if ((m.mask & IBV_QP_AV) != 0) m.attr.ah_attr = GetAhAttr(attr, "ahAttr");
   if ((m.mask & IBV_QP_ALT_PATH) != 0) m.attr.alt_ah_attr = GetAhAttr(attr, "altAhAttr");
-  if ((m.mask & IBV_QP_CAP) != 0) m.attr.cap = GetCap(attr.Get("cap").As<Napi::Object>());
+  if ((m.mask & IBV_QP_CAP) != 0) m.attr.cap = GetCap(CapOf(attr));
   return m;
 }
 
@@ -109,22 +114,87 @@ Napi::Value QueryQp(const Napi::CallbackInfo& info) {
   Napi::Object cap = Napi::Object::New(env);
   SetCap(cap, attr.cap);
   object.Set("cap", cap);
-  object.Set("sqSigAll", init.sq_sig_all != 0);
+  Napi::Object init_attr = Napi::Object::New(env);
+  SetNumber(init_attr, "qpType", init.qp_type);
+  init_attr.Set("sqSigAll", init.sq_sig_all != 0);
+  Napi::Object init_cap = Napi::Object::New(env);
+  SetCap(init_cap, init.cap);
+  init_attr.Set("cap", init_cap);
+  object.Set("initAttr", init_attr);
   return object;
 }
 
-// (pd, sendCq, recvCq, srq | null, qpType, sqSigAll, cap): cap is overwritten with what was granted.
+Napi::Value QueryEce(const Napi::CallbackInfo& info) {
+  auto qp = HandleArg<QpHandle>(info, 0);
+  ibv_ece ece{};
+  errno = 0;
+  Check(info.Env(), FromRet("ibv_query_ece", ibv_query_ece(qp->get(), &ece)));
+  Napi::Object object = Napi::Object::New(info.Env());
+  SetNumber(object, "vendorId", ece.vendor_id);
+  SetNumber(object, "options", ece.options);
+  return object;
+}
+
+// (qp, vendorId, options)
+Napi::Value SetEce(const Napi::CallbackInfo& info) {
+  auto qp = HandleArg<QpHandle>(info, 0);
+  ibv_ece ece{};
+  ece.vendor_id = Uint32Arg(info, 1, "vendorId");
+  ece.options = Uint32Arg(info, 2, "options");
+  errno = 0;
+  Check(info.Env(), FromRet("ibv_set_ece", ibv_set_ece(qp->get(), &ece)));
+  return info.Env().Undefined();
+}
+
+// (qp, rateLimit, maxBurstSz, typicalPktSz)
+Napi::Value ModifyQpRateLimit(const Napi::CallbackInfo& info) {
+  auto qp = HandleArg<QpHandle>(info, 0);
+  ibv_qp_rate_limit_attr attr{};
+  attr.rate_limit = Uint32Arg(info, 1, "rateLimit");
+  attr.max_burst_sz = Uint32Arg(info, 2, "maxBurstSz");
+  attr.typical_pkt_sz = static_cast<uint16_t>(Uint32Arg(info, 3, "typicalPktSz"));
+  errno = 0;
+  Check(info.Env(), FromRet("ibv_modify_qp_rate_limit", ibv_modify_qp_rate_limit(qp->get(), &attr)));
+  return info.Env().Undefined();
+}
+
+// (qp, opcode, flags): a negative answer is an error, which only a library without the function gives.
+Napi::Value QueryQpDataInOrder(const Napi::CallbackInfo& info) {
+  auto qp = HandleArg<QpHandle>(info, 0);
+  const auto opcode = static_cast<ibv_wr_opcode>(Uint32Arg(info, 1, "opcode"));
+  const int answer = ibv_query_qp_data_in_order(qp->get(), opcode, Uint32Arg(info, 2, "flags"));
+  if (answer < 0) Check(info.Env(), FromRet("ibv_query_qp_data_in_order", answer));
+  return Napi::Number::New(info.Env(), answer);
+}
+
+// The optional attributes of struct ibv_qp_init_attr_ex: (mask bit, name in JavaScript, field). A field without a bit
+// of its own goes with another one.
+#define QP_INIT_ATTRIBUTES(X)                                        \
+  X(IBV_QP_INIT_ATTR_CREATE_FLAGS, "createFlags", create_flags)      \
+  X(IBV_QP_INIT_ATTR_CREATE_FLAGS, "sourceQpn", source_qpn)          \
+  X(IBV_QP_INIT_ATTR_MAX_TSO_HEADER, "maxTsoHeader", max_tso_header) \
+  X(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, "sendOpsFlags", send_ops_flags)
+
+// (pd, sendCq, recvCq, srq | null, attr): `cap` of attr is overwritten with what was granted. An attribute that is
+// there and needs ibv_create_qp_ex() selects it.
 Napi::Value CreateQp(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
-  Napi::Object cap = ObjectArg(info, 6, "cap");
-  ibv_qp_init_attr attr{};
-  attr.qp_type = static_cast<ibv_qp_type>(Uint32Arg(info, 4, "qpType"));
-  attr.sq_sig_all = info[5].ToBoolean() ? 1 : 0;
+  const Napi::Object given = ObjectArg(info, 4, "attr");
+  Napi::Object cap = CapOf(given);
+  ibv_qp_init_attr_ex attr{};
+  attr.qp_type = static_cast<ibv_qp_type>(Uint32Field(given, "qpType"));
+  attr.sq_sig_all = given.Get("sqSigAll").ToBoolean() ? 1 : 0;
   attr.cap = GetCap(cap);
-  std::shared_ptr<SrqHandle> srq;
-  if (!info[3].IsNull()) srq = HandleArg<SrqHandle>(info, 3);
-  auto qp = Unwrap(env, QpHandle::Create(HandleArg<PdHandle>(info, 0), HandleArg<CqHandle>(info, 1),
-                                         HandleArg<CqHandle>(info, 2), std::move(srq), &attr));
+#define READ(bit, name, field)                                                \
+  if (given.Has(name)) {                                                      \
+    attr.field = static_cast<decltype(attr.field)>(Uint32Field(given, name)); \
+    attr.comp_mask |= (bit);                                                  \
+  }
+  QP_INIT_ATTRIBUTES(READ)
+#undef READ
+  QpParents parents{HandleArg<PdHandle>(info, 0), HandleArg<CqHandle>(info, 1), HandleArg<CqHandle>(info, 2), nullptr};
+  if (!info[3].IsNull()) parents.srq = HandleArg<SrqHandle>(info, 3);
+  auto qp = Unwrap(env, QpHandle::Create(std::move(parents), &attr));
   SetCap(cap, attr.cap);
   Napi::Object object = Napi::Object::New(env);
   SetNumber(object, "qpNum", qp->get()->qp_num);
@@ -167,6 +237,10 @@ void ExportQueuePair(Napi::Object exports) {
   Export(exports, "modifyQp", ModifyQp);
   Export(exports, "modifyQpSync", ModifyQpSync);
   Export(exports, "queryQp", QueryQp);
+  Export(exports, "queryEce", QueryEce);
+  Export(exports, "setEce", SetEce);
+  Export(exports, "modifyQpRateLimit", ModifyQpRateLimit);
+  Export(exports, "queryQpDataInOrder", QueryQpDataInOrder);
   Export(exports, "destroyQp", CloseHandle<QpHandle>);
   Export(exports, "attachMcast", AttachMcast);
   Export(exports, "detachMcast", DetachMcast);

@@ -1,5 +1,6 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import {
+  AnyQueuePair,
   CompletionChannel,
   CompletionQueue,
   Context,
@@ -124,7 +125,7 @@ const cases: Case[] = [
     'createQp',
     (value) => spare.pd.createQp({ sendCq: spare.cq, qpType: value }),
     'attr.qpType',
-    [QpType.RAW_PACKET, QpType.XRC_SEND, QpType.DRIVER],
+    [QpType.XRC_RECV, QpType.DRIVER],
   ],
   ['createQp', (value) => spare.pd.createQp({ sendCq: spare.cq, srq: value }), 'attr.srq', notInstances],
   ['createSrq', (value) => spare.pd.createSrq(value), 'attr', notObjects],
@@ -342,6 +343,16 @@ describe('too many scatter/gather elements', () => {
 });
 
 /** Every method that a user can call, with arguments that are in order. */
+const anyQueuePair = {
+  modify: (qp: QueuePair) => qp.modify(initAttr()),
+  modifySync: (qp: QueuePair) => qp.modifySync(initAttr()),
+  query: (qp: QueuePair) => qp.query(),
+  queryEce: (qp: QueuePair) => qp.queryEce(),
+  setEce: (qp: QueuePair) => qp.setEce({ vendorId: 0, options: 0 }),
+  modifyRateLimit: (qp: QueuePair) => qp.modifyRateLimit({ rateLimit: 1 }),
+  queryDataInOrder: (qp: QueuePair) => qp.queryDataInOrder(WrOpcode.SEND),
+};
+
 const methods: Record<string, Record<string, (object: never) => unknown>> = {
   Context: {
     queryDevice: (context: Context) => context.queryDevice(),
@@ -380,10 +391,9 @@ const methods: Record<string, Record<string, (object: never) => unknown>> = {
     wait: (cq: CompletionQueue) => cq.wait(),
     [Symbol.asyncIterator]: (cq: CompletionQueue) => cq[Symbol.asyncIterator]().next(),
   },
+  AnyQueuePair: anyQueuePair,
   QueuePair: {
-    modify: (qp: QueuePair) => qp.modify(initAttr()),
-    modifySync: (qp: QueuePair) => qp.modifySync(initAttr()),
-    query: (qp: QueuePair) => qp.query(),
+    ...anyQueuePair,
     postSend: (qp: QueuePair) => qp.postSend({ opcode: WrOpcode.SEND }),
     postRecv: (qp: QueuePair) => qp.postRecv({}),
     prepareSend: (qp: QueuePair) => qp.prepareSend({ opcode: WrOpcode.SEND }),
@@ -476,6 +486,7 @@ describe('a method', () => {
       'onEvent',
       'nextEvent',
       'inFlight',
+      'entered',
       'refuse',
       'requireOpen',
       // Checked in a table of its own.
@@ -486,6 +497,7 @@ describe('a method', () => {
       ProtectionDomain,
       MemoryRegion,
       CompletionQueue,
+      AnyQueuePair,
       QueuePair,
     })) {
       const all = Reflect.ownKeys(type.prototype).filter(

@@ -12,6 +12,7 @@ const call = (name: string, ...args: unknown[]): unknown => native[name]!(...arg
 // Those that take nothing.
 const takesNothing = ['census', 'loadState', 'getDeviceList', 'ring'];
 const cap = () => ({ maxSendWr: 4, maxRecvWr: 4, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 0 });
+const rc = (more: object = {}) => ({ qpType: QpType.RC, sqSigAll: false, cap: { ...cap(), ...more } });
 
 // One handle of each kind.
 const handles: Record<string, unknown> = {};
@@ -30,7 +31,7 @@ beforeAll(() => {
   const ahAttr = { isGlobal: true, grh, dlid: 0, sl: 0, srcPathBits: 0, staticRate: 0, portNum: 1 };
   handles.AddressHandle = (call('createAh', pd, { ahAttr }) as { handle: unknown }).handle;
   handles.AsyncEvents = call('createAsyncEvents', handles.Context, () => {});
-  handles.QueuePair = (call('createQp', pd, cq, cq, null, QpType.RC, false, cap()) as { handle: unknown }).handle;
+  handles.QueuePair = (call('createQp', pd, cq, cq, null, rc()) as { handle: unknown }).handle;
 });
 afterAll(() => {
   for (const [name, handle] of Object.entries(destroyers)
@@ -92,6 +93,10 @@ const kinds: Record<string, keyof typeof destroyers> = {
   modifyQp: 'QueuePair',
   modifyQpSync: 'QueuePair',
   queryQp: 'QueuePair',
+  queryEce: 'QueuePair',
+  setEce: 'QueuePair',
+  modifyQpRateLimit: 'QueuePair',
+  queryQpDataInOrder: 'QueuePair',
   createSendList: 'QueuePair',
   createRecvList: 'QueuePair',
   ...Object.fromEntries(Object.entries(destroyers).map(([kind, name]) => [name, kind as keyof typeof destroyers])),
@@ -175,6 +180,7 @@ describe('every function of the addon', () => {
           'startAsyncEvents',
           'stopAsyncEvents',
           'querySrq',
+          'queryEce',
         ].includes(name)
       )
         continue;
@@ -195,9 +201,9 @@ describe('every function of the addon', () => {
   it('that takes several handles checks each of them', () => {
     const { Context, ProtectionDomain: pd, CompletionQueue: cq, QueuePair: qp, MemoryRegion: mr } = handles;
     for (const [name, args] of [
-      ['createQp', [pd, qp, cq, null, QpType.RC, false, cap()]],
-      ['createQp', [pd, cq, pd, null, QpType.RC, false, cap()]],
-      ['createQp', [pd, cq, cq, mr, QpType.RC, false, cap()]],
+      ['createQp', [pd, qp, cq, null, rc()]],
+      ['createQp', [pd, cq, pd, null, rc()]],
+      ['createQp', [pd, cq, cq, mr, rc()]],
       ['createAhFromWc', [pd, qp, 1, {}, null]],
       ['bindMw', [qp, mr, mr, 0, 8, 1, 2, 0, 0]],
       ['createCq', [Context, 4, cq, 0, 1]],
@@ -289,9 +295,7 @@ describe('every function of the addon', () => {
       failure('modifyQpSync', [qp, { ahAttr: { isGlobal: true, grh: { dgid: Buffer.alloc(15) } } }, 1 << 7]),
     ).toBeInstanceOf(Error);
     for (const name of Object.keys(cap())) {
-      expect(failure('createQp', [pd, cq, cq, null, QpType.RC, false, { ...cap(), [name]: 'x' }])?.code).toBe(
-        'ERR_INVALID_ARG_TYPE',
-      );
+      expect(failure('createQp', [pd, cq, cq, null, rc({ [name]: 'x' })])?.code).toBe('ERR_INVALID_ARG_TYPE');
     }
   });
 });

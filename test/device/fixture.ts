@@ -13,6 +13,7 @@ import {
   QpState,
   type QueuePair,
   RemoteRegion,
+  SendOpsFlags,
   type WorkCompletion,
   wcStatusName,
 } from '../../lib/index.ts';
@@ -75,6 +76,8 @@ export interface SideOptions {
   cqe?: number;
   cap?: NonNullable<QpInitAttr['cap']>;
   sqSigAll?: boolean;
+  /** Else that the queue pair is made with. */
+  attr?: Partial<QpInitAttr>;
 }
 
 /** Opens a device with one of everything. */
@@ -82,8 +85,8 @@ export function openSide(device: string, options: SideOptions = {}): Side {
   const context = openDevice(device);
   const pd = context.allocPd();
   const cq = context.createCq(options.cqe ?? 512);
-  const { cap = {}, sqSigAll = false } = options;
-  const qp = pd.createQp({ sendCq: cq, sqSigAll, cap: { maxSendWr: 64, maxRecvWr: 64, ...cap } });
+  const { cap = {}, sqSigAll = false, attr } = options;
+  const qp = pd.createQp({ sendCq: cq, sqSigAll, cap: { maxSendWr: 64, maxRecvWr: 64, ...cap }, ...attr });
   const mr = pd.allocSync(options.bytes ?? 16 * 1024, { access: options.access ?? ALL_ACCESS });
   return { context, pd, cq, qp, mr };
 }
@@ -158,6 +161,32 @@ export class Pair implements Disposable {
     for (const { context } of [this.a, this.b]) context.close({ cascade: true });
   }
 }
+
+// What every device has that has extended posting.
+const COMMON_OPS =
+  SendOpsFlags.SEND |
+  SendOpsFlags.SEND_WITH_IMM |
+  SendOpsFlags.SEND_WITH_INV |
+  SendOpsFlags.RDMA_WRITE |
+  SendOpsFlags.RDMA_WRITE_WITH_IMM |
+  SendOpsFlags.RDMA_READ |
+  SendOpsFlags.ATOMIC_CMP_AND_SWP |
+  SendOpsFlags.ATOMIC_FETCH_AND_ADD |
+  SendOpsFlags.LOCAL_INV |
+  SendOpsFlags.BIND_MW;
+
+/** The two ways to post: what a queue pair is made with, what its errors name, and two sides that are connected so. */
+export const postings = (
+  [
+    ['ibv_post_send', {}],
+    ['ibv_wr_complete', { sendOpsFlags: COMMON_OPS }],
+  ] as const
+).map(([verb, attr]) => ({
+  verb,
+  attr,
+  connect: (options: Parameters<typeof Pair.connect>[0] = {}) =>
+    Pair.connect({ ...options, attr: { ...attr, ...options.attr } }),
+}));
 
 /** A completion of its own: what a cursor shows now. */
 export function snapshot(wc: WorkCompletion): WorkCompletion {

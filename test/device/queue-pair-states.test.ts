@@ -67,7 +67,7 @@ describe('pd.createQp', () => {
     expect([qp.sendsInFlight, qp.recvsInFlight]).toEqual([0, 0]);
     expect(qp.qpNum).toBeGreaterThan(0);
     expect(qp.qpNum).toBeLessThan(2 ** 24);
-    expect(qp.query()).toMatchObject({ qpState: QpState.RESET, sqSigAll: false });
+    expect(qp.query()).toMatchObject({ qpState: QpState.RESET, initAttr: { sqSigAll: false } });
   });
 
   it('leaves the capacities of the caller as they were', () => {
@@ -75,7 +75,7 @@ describe('pd.createQp', () => {
     const cap = Object.freeze({ maxSendWr: 5 });
     using qp = sides.a.pd.createQp(Object.freeze({ sendCq: sides.a.cq, cap, sqSigAll: true }));
     expect(cap).toEqual({ maxSendWr: 5 });
-    expect(qp.query().sqSigAll).toBe(true);
+    expect(qp.query().initAttr).toMatchObject({ sqSigAll: true, qpType: QpType.RC, cap: qp.cap });
   });
 
   it('gives each queue pair a number of its own', () => {

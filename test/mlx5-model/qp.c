@@ -130,6 +130,7 @@ int cmd_ex_create_qp(struct command* cmd) {
   struct qp* qp;
   command_request(cmd, &req, sizeof req);
   command_driver_request(cmd, sizeof req, &buf, sizeof buf);
+  if (req.create_flags & ~(uint32_t)IBV_QP_CREATE_BLOCK_SELF_MCAST_LB) return EOPNOTSUPP; /* for raw packets, IPoIB */
   /* The extended request starts with the fields of the plain one behind its `response`, in the same order. */
   memcpy(&core.user_handle, &req, offsetof(struct ib_uverbs_ex_create_qp, comp_mask));
   int err = create_qp(cmd, &core, &buf, &qp);
