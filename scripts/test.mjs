@@ -82,6 +82,7 @@ const steps = {
     command: () => ['clang-format-14', '--dry-run', '-Werror', ...cSources()],
   },
   gen: { command: script('gen', '--check') },
+  manual: { command: script('manual', '--check') },
   floor: { command: script('check-floor') },
 };
 

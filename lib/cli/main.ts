@@ -1,10 +1,4 @@
 #!/usr/bin/env node
-import { Command } from 'commander';
-import { vmCommand } from './vm.ts';
+import { buildProgram } from './program.ts';
 
-await new Command('node-rdma')
-  .description('RDMA for Node.js: tools')
-  // What follows a subcommand's first argument belongs to that argument.
-  .enablePositionalOptions()
-  .addCommand(vmCommand())
-  .parseAsync();
+await buildProgram().parseAsync();

@@ -81,6 +81,8 @@ export class Flow {
   acks = 0;
   /** Refusals in this flow. */
   naks = 0;
+  /** Of these, those for a missing packet: the sender goes back. The others end a connection. */
+  sequenceNaks = 0;
   /** "Receiver not ready" in this flow. */
   rnrNaks = 0;
   /** Packets that switches may mark. */
@@ -310,7 +312,10 @@ export class Flow {
       if (this.#context.hasListener) this.#emit(time, { type: 'rnrNak', psn, timerMs: syndrome.timerMs });
     } else if (syndrome.kind === 'NAK') {
       this.naks++;
-      if (syndrome.code === NakCode.PSN_SEQUENCE_ERROR) peer?.refused(psn, time, 'NAK');
+      if (syndrome.code === NakCode.PSN_SEQUENCE_ERROR) {
+        this.sequenceNaks++;
+        peer?.refused(psn, time, 'NAK');
+      }
       if (this.#context.hasListener) this.#emit(time, { type: 'nak', psn, code: syndrome.code });
     }
   }

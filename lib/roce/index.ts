@@ -6,6 +6,7 @@
 
 export { type CaptureOptions, CaptureParser, encodeCapture, readCapture, writeCapture } from './capture.ts';
 export { type CapturedPacket, CaptureRecord } from './capture-record.ts';
+export { diagnoseFlow, type FlowFinding } from './diagnosis.ts';
 export { PacketError, type PacketErrorCode } from './errors.ts';
 export { type FlowOptions, FlowTracker } from './flow.ts';
 export type {
@@ -41,6 +42,8 @@ export {
   type Xrceth,
 } from './headers.ts';
 export type { Network } from './icrc.ts';
+export { PacketLines, type PacketSummary, summarizePacket } from './line.ts';
+export { captureInterface, type InterfaceCaptureOptions } from './live.ts';
 export {
   Ecn,
   type Ethernet,

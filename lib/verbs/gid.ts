@@ -73,12 +73,32 @@ export function parseGid(gid: string): Buffer {
  * @returns one of them, or undefined when there are none
  */
 export function chooseGid(table: readonly GidEntry[]): GidEntry | undefined {
-  const rank = (entry: GidEntry): number => {
-    if (entry.gidType === GidType.ROCE_V2) {
-      if (entry.gid.startsWith('::ffff:')) return 1;
-      return /^fe[89ab]/.test(entry.gid) ? 3 : 2;
-    }
-    return entry.gidType === GidType.ROCE_V1 ? 4 : 5;
-  };
   return [...table].sort((a, b) => rank(a) - rank(b) || a.gidIndex - b.gidIndex)[0];
+}
+
+// In the order of preference.
+const classes = [
+  'RoCE v2 of an IPv4 address',
+  'RoCE v2 of a global IPv6 address',
+  'RoCE v2 of a link-local IPv6 address',
+  'RoCE v1',
+  'InfiniBand',
+];
+
+/** Place of an entry's class in the order. */
+function rank({ gid, gidType }: GidEntry): number {
+  if (gidType === GidType.ROCE_V2) {
+    if (gid.startsWith('::ffff:')) return 0;
+    return /^fe[89ab]/.test(gid) ? 2 : 1;
+  }
+  return gidType === GidType.ROCE_V1 ? 3 : 4;
+}
+
+/** Why {@link chooseGid} has chosen this one of the table, in words. */
+export function gidReason(table: readonly GidEntry[], chosen: GidEntry): string {
+  const best = rank(chosen);
+  const alike = table.filter((entry) => rank(entry) === best).length;
+  const first = alike === 1 ? '' : `, the first of ${alike}`;
+  const none = best === 0 ? '' : `; there is no ${classes.slice(0, best).join(', no ')}`;
+  return `${classes[best]}${first}${none}`;
 }

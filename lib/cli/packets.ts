@@ -1,0 +1,230 @@
+/** What `decode` and `capture` share: packets, or events, or only the flows, as lines or as JSON. */
+import { Option } from 'commander';
+import {
+  type CaptureRecord,
+  diagnoseFlow,
+  type Flow,
+  type FlowEvent,
+  FlowTracker,
+  NakCode,
+  PacketLines,
+  PacketView,
+  readCapture,
+  summarizePacket,
+  Transport,
+} from '../roce/index.ts';
+import { colour, LineWriter, print, toJson } from './output.ts';
+
+/** Options of both. */
+export interface PacketFlags {
+  show: 'packets' | 'events' | 'flows';
+  qp?: number;
+  count?: number;
+  json?: true;
+}
+
+/** The option `--show`. */
+export const showOption = (): Option =>
+  new Option('--show <what>', 'a line for each packet, or for each event of a flow, or only the flows')
+    .choices(['packets', 'events', 'flows'])
+    .default('packets');
+
+/** What was seen of a capture. */
+export interface Totals {
+  packets: number;
+  /** Frames that are no RoCE. */
+  others: number;
+  /** RoCE that cannot be read. */
+  malformed: number;
+  badIcrc: number;
+}
+
+/** Reads a capture and shows it, then its flows. */
+export async function showPackets(
+  source: string | AsyncIterable<Uint8Array>,
+  flags: PacketFlags,
+  signal: AbortSignal,
+): Promise<Totals> {
+  const shower = new Shower(flags);
+  const { lines, totals } = shower;
+  const isFile = typeof source === 'string';
+  // Behind Ctrl-C a reader of the output that does not read is not waited for.
+  const flush = () => lines.flush(signal.aborted ? AbortSignal.timeout(1000) : signal);
+  // A live capture is shown as it comes: behind each chunk, not behind each packet.
+  async function* flushing(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array> {
+    for await (const chunk of chunks) {
+      yield chunk;
+      await flush();
+    }
+  }
+  const read = async () => {
+    for await (const record of readCapture(isFile ? source : flushing(source))) {
+      shower.add(record);
+      if (lines.isFull) await flush();
+      // A live capture ends by itself when it is told to, and what it held till then counts.
+      if ((isFile && signal.aborted) || totals.packets === flags.count) break;
+    }
+  };
+  let failure: unknown;
+  await read().catch((error: unknown) => {
+    failure = error;
+  });
+  // What was read before damage, or before Ctrl-C, is worth showing.
+  const hasRead = totals.packets + totals.others + totals.malformed > 0;
+  if ((hasRead || failure === undefined) && !process.stdout.errored) {
+    await flush();
+    shower.summary();
+  }
+  if (failure !== undefined) throw failure;
+  return totals;
+}
+
+class Shower {
+  readonly lines = new LineWriter();
+  readonly totals: Totals = { packets: 0, others: 0, malformed: 0, badIcrc: 0 };
+  readonly #flags: PacketFlags;
+  readonly #view = new PacketView();
+  readonly #text = new PacketLines();
+  readonly #tracker: FlowTracker;
+  #origin: bigint | undefined;
+
+  constructor(flags: PacketFlags) {
+    this.#flags = flags;
+    const onEvent = (event: FlowEvent) => this.#event(event);
+    this.#tracker = new FlowTracker(flags.show === 'events' ? { onEvent } : {});
+  }
+
+  add(record: CaptureRecord): void {
+    const view = this.#view;
+    const { show, qp, json } = this.#flags;
+    if (!record.load(view)) {
+      this.#unreadable(record);
+      return;
+    }
+    if (qp !== undefined && view.destQp !== qp && view.srcQp !== qp) return;
+    this.totals.packets++;
+    const { timestamp } = record;
+    this.#tracker.add(timestamp, view);
+    if (show !== 'packets') return;
+    const { icrcOk } = view;
+    if (icrcOk === false) this.totals.badIcrc++;
+    if (json)
+      this.lines.add(JSON.stringify({ type: 'packet', time: String(timestamp), ...summarizePacket(view, icrcOk) }));
+    else this.lines.add(`${this.#time(timestamp)} ${this.#text.describe(view, icrcOk)}`);
+  }
+
+  #unreadable(record: CaptureRecord): void {
+    const error = this.#view.error()!;
+    if (error.code === 'ERR_ROCE_NOT_ROCE') {
+      this.totals.others++;
+      return;
+    }
+    this.totals.malformed++;
+    if (this.#flags.show !== 'packets') return;
+    const { code, offset, message } = error;
+    const { timestamp } = record;
+    if (this.#flags.json) this.lines.add(toJson({ type: 'malformed', time: timestamp, code, offset, message }));
+    else this.lines.add(`${this.#time(timestamp)} cannot be read: ${message}`);
+  }
+
+  /** Seconds since the first packet. */
+  #time(timestamp: bigint): string {
+    this.#origin ??= timestamp;
+    const nanoseconds = Number(timestamp - this.#origin);
+    const seconds = Math.floor(nanoseconds / 1e9);
+    // A leading one keeps the zeros.
+    return `${seconds}.${String(1e9 + nanoseconds - seconds * 1e9).slice(1)}`;
+  }
+
+  #event(event: FlowEvent): void {
+    const { flow, timestamp, ...rest } = event;
+    if (this.#flags.json) {
+      const { payload: _, type, ...body } = rest as Record<string, unknown>;
+      this.lines.add(toJson({ type, time: timestamp, src: flow.src, dst: flow.dst, destQp: flow.destQp, ...body }));
+    } else {
+      this.lines.add(
+        `${this.#time(timestamp)} ${flow.src} > ${flow.dst} QP ${qpText(flow.destQp)} ${eventText(event)}`,
+      );
+    }
+  }
+
+  summary(): void {
+    const { json } = this.#flags;
+    // Those of an acknowledgement belong to the requests that it acknowledges.
+    const flows = this.#tracker.flows.sort((a, b) => (a.firstTimestamp < b.firstTimestamp ? -1 : 1));
+    if (json) {
+      for (const flow of flows) print(toJson({ type: 'flow', ...flowObject(flow) }));
+      print(toJson({ type: 'total', flows: flows.length, ...this.totals }));
+      return;
+    }
+    const { packets, others, malformed, badIcrc } = this.totals;
+    for (const flow of flows) print(flowText(flow));
+    const icrc = badIcrc > 0 ? `, ${badIcrc} with a bad ICRC` : '';
+    print(`${packets} RoCE packets in ${flows.length} flows${icrc}; ${others} others, ${malformed} cannot be read`);
+  }
+}
+
+const qpText = (qp: number | undefined) => (qp === undefined ? '?' : `0x${qp.toString(16).padStart(6, '0')}`);
+const nakName = (code: number) => Object.entries(NakCode).find(([, value]) => value === code)?.[0] ?? `code ${code}`;
+
+function eventText(event: FlowEvent): string {
+  switch (event.type) {
+    case 'message':
+      return `${event.operation} of ${event.length} bytes in ${event.packets} packets from psn ${event.psn}`;
+    case 'gap':
+      return `lost ${event.missing} of the ${event.of}: psn ${event.psn} where ${event.expected} was due`;
+    case 'retransmission':
+      return `again psn ${event.psn} (${event.of})`;
+    case 'nak':
+      return `NAK ${nakName(event.code)} at psn ${event.psn}`;
+    case 'rnrNak':
+      return `RNR NAK at psn ${event.psn}, wait ${event.timerMs} ms`;
+    case 'ecnMark':
+      return `ECN mark at psn ${event.psn}`;
+    case 'cnp':
+      return 'CNP';
+    case 'goBackN':
+      return `go-back-N by ${event.trigger}: ${event.packets} packets, ${event.bytes} bytes again from psn ${event.psn}`;
+    default:
+      return 'forgotten: too many flows';
+  }
+}
+
+const transportNames = Object.fromEntries(Object.entries(Transport).map(([name, value]) => [value, name]));
+const transportName = ({ transport }: Flow) => (transport === undefined ? 'CNP' : transportNames[transport]!);
+const seconds = ({ firstTimestamp, lastTimestamp }: Flow) => Number(lastTimestamp - firstTimestamp) / 1e9;
+
+function flowObject(flow: Flow): object {
+  const { ackLatency } = flow;
+  const latency = { count: ackLatency.count, min: ackLatency.min, mean: ackLatency.mean, max: ackLatency.max };
+  return {
+    ...{ src: flow.src, dst: flow.dst, srcPort: flow.srcPort, srcQp: flow.srcQp, destQp: flow.destQp },
+    ...{ transport: transportName(flow), mtu: flow.mtu, seconds: seconds(flow) },
+    ...{ packets: flow.packets, messages: flow.messages, payloadBytes: flow.payloadBytes, goodBytes: flow.goodBytes },
+    ...{ missing: flow.missing, retransmissions: flow.retransmissions, outOfOrder: flow.outOfOrder },
+    ...{ goBackNs: flow.goBackNs, acks: flow.acks, naks: flow.naks, sequenceNaks: flow.sequenceNaks },
+    ...{ rnrNaks: flow.rnrNaks, ecnMarks: flow.ecnMarks, cnps: flow.cnps },
+    ackLatencyNs: { ...latency, p50: ackLatency.percentile(50), p99: ackLatency.percentile(99) },
+    findings: diagnoseFlow(flow),
+  };
+}
+
+function flowText(flow: Flow): string {
+  const { ackLatency, goodBytes, payloadBytes } = flow;
+  const time = seconds(flow);
+  const parts = [`${flow.packets} packets`, `${flow.messages} messages`];
+  if (payloadBytes > 0) parts.push(`${goodBytes} of ${payloadBytes} bytes good`);
+  if (goodBytes > 0 && time > 0) parts.push(`${((goodBytes * 8) / time / 1e6).toFixed(1)} Mb/s`);
+  if (flow.acks > 0) parts.push(`${flow.acks} acknowledgements`);
+  if (ackLatency.count > 0) {
+    const us = (percent: number) => (ackLatency.percentile(percent) / 1000).toFixed(1);
+    parts.push(`acknowledged after ${us(50)} us (median), ${us(99)} us (99 %)`);
+  }
+  const route = `${flow.src} > ${flow.dst} QP ${qpText(flow.destQp)}`;
+  const from = flow.srcQp === undefined ? '' : ` from QP ${qpText(flow.srcQp)}`;
+  const head = `${colour('bold', route)}${from} ${transportName(flow)}: ${parts.join(', ')}`;
+  const findings = diagnoseFlow(flow).map(
+    ({ level, text }) => `  ${level === 'warning' ? colour('yellow', 'warning') : colour('grey', 'note')}: ${text}`,
+  );
+  return [head, ...findings].join('\n');
+}

@@ -1,0 +1,161 @@
+/** A packet in one line, as tcpdump would show it, and as an object for JSON. */
+
+import { Ecn } from './lower.ts';
+import { decodeSyndrome, NakCode } from './syndrome.ts';
+import type { PacketView } from './view.ts';
+
+const nakNames = Object.fromEntries(Object.entries(NakCode).map(([name, code]) => [code, name]));
+
+/** A syndrome in words: `'ACK, 8 credits'`. */
+function syndromeText(syndrome: number): string {
+  const taken = decodeSyndrome(syndrome);
+  switch (taken.kind) {
+    case 'ACK':
+      return taken.credits === undefined ? 'ACK' : `ACK, ${taken.credits} credits`;
+    case 'RNR_NAK':
+      return `RNR NAK, ${taken.timerMs} ms`;
+    case 'NAK':
+      return `NAK, ${nakNames[taken.code] ?? `reserved code ${taken.code}`}`;
+    default:
+      return `reserved syndrome ${taken.syndrome}`;
+  }
+}
+
+const syndromes = Array.from({ length: 256 }, (_, syndrome) => syndromeText(syndrome));
+const hex24 = (value: number) => value.toString(16).padStart(6, '0');
+
+/** A packet for JSON. Fields that it does not have are absent. */
+export interface PacketSummary {
+  /** Sender: an address, or a GID for RoCE v1. */
+  src: string;
+  /** Receiver. */
+  dst: string;
+  /** The opcode's C name without `IBV_OPCODE_`. */
+  opcode: string;
+  /** Queue pair that receives. */
+  destQp: number;
+  /** Packet sequence number. */
+  psn: number;
+  /** Bytes of payload. */
+  length: number;
+  /** UDP source port; absent for RoCE v1. */
+  srcPort?: number;
+  /** Whether an acknowledgement is asked for; absent where it is not. */
+  ackReq?: true;
+  /** Whether a solicited event is asked for; absent where it is not. */
+  se?: true;
+  /** Queue pair that sends, of a datagram. */
+  srcQp?: number;
+  /** Remote address, with 0x. */
+  va?: string;
+  /** Remote key. */
+  rkey?: number;
+  /** Bytes of the message. */
+  dmaLen?: number;
+  /** What the syndrome says, in words. */
+  syndrome?: string;
+  /** Message sequence number. */
+  msn?: number;
+  /** The ECN bits of the network header. */
+  ecn: number;
+  /** The DSCP of the network header. */
+  dscp: number;
+  /** Whether the ICRC is right; absent where the capture cut it off. */
+  icrcOk?: boolean;
+}
+
+/**
+ * Describes a packet for JSON.
+ *
+ * @param view - a loaded view
+ * @param icrcOk - whether the ICRC is right, if known already. Default: it is computed
+ */
+export function summarizePacket(view: PacketView, icrcOk: boolean | undefined = view.icrcOk): PacketSummary {
+  const { srcQp, va, syndrome } = view;
+  const summary: PacketSummary = {
+    src: view.src,
+    dst: view.dst,
+    opcode: view.info.name,
+    destQp: view.destQp,
+    psn: view.psn,
+    length: view.payloadLength,
+    ecn: view.ecn,
+    dscp: view.dscp,
+  };
+  if (view.network !== 'grh') summary.srcPort = view.srcPort;
+  if (view.ackReq) summary.ackReq = true;
+  if (view.se) summary.se = true;
+  if (srcQp !== undefined) summary.srcQp = srcQp;
+  if (va !== undefined) {
+    summary.va = `0x${va.toString(16)}`;
+    summary.rkey = view.rkey!;
+    summary.dmaLen = view.dmaLen!;
+  }
+  if (syndrome !== undefined) {
+    summary.syndrome = syndromes[syndrome]!;
+    summary.msn = view.msn!;
+  }
+  if (icrcOk !== undefined) summary.icrcOk = icrcOk;
+  return summary;
+}
+
+/** Addresses of captures repeat: as many as this are kept as text. */
+const KEPT_ADDRESSES = 4096;
+
+/**
+ * Describes packets in a line each: who, what, PSN, and whatever is out of the ordinary. Made for hundreds of thousands
+ * a second.
+ */
+export class PacketLines {
+  readonly #addresses = new Map<number, string>();
+  #lastSource = -1;
+  #lastTarget = -1;
+  #lastRoute = '';
+
+  /**
+   * Describes a packet.
+   *
+   * @param view - a loaded view
+   * @param icrcOk - whether the ICRC is right, if known already. Default: it is computed
+   * @returns such as `'10.0.0.1 > 10.0.0.2 QP 0x000011 RC_RDMA_WRITE_ONLY psn 1000 len 18 va 0x7f0012345000 rkey 0xabcd
+   *   dmalen 18 ackreq'`. Last come `ECN CE`, `BECN` and `BAD ICRC`
+   */
+  describe(view: PacketView, icrcOk: boolean | undefined = view.icrcOk): string {
+    const { info } = view;
+    let line = `${this.#route(view)} QP 0x${hex24(view.destQp)} ${info.name} psn ${view.psn} len ${view.payloadLength}`;
+    const { va, syndrome, srcQp } = view;
+    if (va !== undefined) line += ` va 0x${va.toString(16)} rkey 0x${view.rkey!.toString(16)} dmalen ${view.dmaLen}`;
+    if (syndrome !== undefined) line += ` msn ${view.msn} ${syndromes[syndrome]}`;
+    if (srcQp !== undefined) line += ` from QP 0x${hex24(srcQp)}`;
+    if (view.ackReq) line += ' ackreq';
+    if (view.se) line += ' solicited';
+    if (view.ecn === Ecn.CE) line += ' ECN CE';
+    if (view.becn) line += ' BECN';
+    if (icrcOk === false) line += ' BAD ICRC';
+    return line;
+  }
+
+  /** `'10.0.0.1 > 10.0.0.2'`: mostly that of the packet before, or its reverse. */
+  #route(view: PacketView): string {
+    if (view.network !== 4) return `${view.src} > ${view.dst}`;
+    const { bytes, addressesAt: at } = view;
+    const source = (bytes[at]! << 24) | (bytes[at + 1]! << 16) | (bytes[at + 2]! << 8) | bytes[at + 3]!;
+    const target = (bytes[at + 4]! << 24) | (bytes[at + 5]! << 16) | (bytes[at + 6]! << 8) | bytes[at + 7]!;
+    if (source !== this.#lastSource || target !== this.#lastTarget) {
+      this.#lastSource = source;
+      this.#lastTarget = target;
+      this.#lastRoute = `${this.#address(source)} > ${this.#address(target)}`;
+    }
+    return this.#lastRoute;
+  }
+
+  #address(word: number): string {
+    let text = this.#addresses.get(word);
+    if (text === undefined) {
+      text = `${word >>> 24}.${(word >>> 16) & 255}.${(word >>> 8) & 255}.${word & 255}`;
+      if (this.#addresses.size >= KEPT_ADDRESSES) this.#addresses.clear();
+      this.#addresses.set(word, text);
+    }
+    return text;
+  }
+}

@@ -1,0 +1,86 @@
+import { readFileSync } from 'node:fs';
+import { describe, expect, it } from 'vitest';
+import { command, main, start } from './command.ts';
+
+const { version } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8'));
+const withoutLibrary = { NODE_RDMA_LIBIBVERBS: '/nonexistent/libibverbs.so.1' };
+
+describe('node-rdma', () => {
+  it('prints its version', async () => {
+    expect(await command(['--version'])).toMatchObject({ code: 0, stdout: `${version}\n`, stderr: '' });
+  });
+
+  it('lists its subcommands and exit codes for --help', async () => {
+    const { code, stdout } = await command(['--help']);
+    expect(code).toBe(0);
+    for (const name of ['devices', 'devinfo', 'gids', 'decode', 'capture', 'vm', 'completion']) {
+      expect(stdout).toMatch(new RegExp(`^  ${name}\\b`, 'm'));
+    }
+    expect(stdout).toContain('the command line is wrong');
+  });
+
+  it.each([
+    [['bogus'], "unknown command 'bogus'"],
+    [['gids', '--bogus'], "unknown option '--bogus'"],
+    [['decode'], "missing required argument 'file'"],
+    [['decode', 'x', '--qp', '99999999'], 'From 0 to 16777215.'],
+    [['decode', 'x', '--show', 'nothing'], 'Allowed choices are packets, events, flows'],
+  ])('says on stderr what is wrong with %j, with exit code 2', async (args, message) => {
+    const { code, stdout, stderr } = await command(args);
+    expect(stderr).toContain(message);
+    expect([code, stdout]).toEqual([2, '']);
+  });
+
+  it('leaves the exit codes of vm as they are', async () => {
+    expect(await command(['vm', '--cpus', 'none'])).toMatchObject({ code: 1 });
+  });
+
+  it.each(['devices', 'devinfo', 'gids'])(
+    '%s says what to install where there is no libibverbs, with exit code 3',
+    async (name) => {
+      const { code, stdout, stderr } = await command([name], { env: withoutLibrary });
+      expect(stderr).toMatch(/^node-rdma: \/nonexistent\/libibverbs\.so\.1 cannot be loaded .*apt-get install .*\n$/);
+      expect([code, stdout]).toEqual([3, '']);
+    },
+  );
+});
+
+describe('node-rdma completion', () => {
+  /** What bash offers behind these words. */
+  async function offered(...words: string[]): Promise<string[]> {
+    const line = words.map((word) => `'${word}'`).join(' ');
+    const script = `source <(node-rdma completion bash); COMP_WORDS=(node-rdma ${line}); COMP_CWORD=${words.length}; _node_rdma; printf '%s\\n' "\${COMPREPLY[@]}"`;
+    const { code, stdout, stderr } = await command([], { shell: script });
+    expect([code, stderr]).toEqual([0, '']);
+    return stdout.split('\n').filter(Boolean);
+  }
+
+  it('makes bash offer subcommands, options and values', async () => {
+    expect(await offered('dev')).toEqual(['devices', 'devinfo']);
+    expect(await offered('gids', '--j')).toEqual(['--json']);
+    expect(await offered('decode', '--show', '')).toEqual(['packets', 'events', 'flows']);
+  });
+
+  it('knows no other shell', async () => {
+    expect(await command(['completion', 'cmd'])).toMatchObject({ code: 2, stdout: '' });
+  });
+});
+
+describe('on a terminal', () => {
+  const inTerminal = (args: string, env: Record<string, string>) =>
+    start([], {
+      shell: `script -qec "'${process.execPath}' '${main}' ${args}" /dev/null`,
+      env: { TERM: 'xterm-256color', ...env },
+      input: '',
+    }).ended;
+  const lossy = 'decode test/fixtures/roce-lossy.pcapng --show flows';
+
+  it('there are colours, unless NO_COLOR is set', async () => {
+    expect((await inTerminal(lossy, {})).stdout).toContain('\x1b[33mwarning\x1b[0m');
+    expect((await inTerminal(lossy, { NO_COLOR: '1' })).stdout).not.toContain('\x1b[');
+  });
+
+  it('elsewhere there are none', async () => {
+    expect((await command(lossy.split(' '))).stdout).not.toContain('\x1b[');
+  });
+});
