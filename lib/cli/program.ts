@@ -2,16 +2,18 @@ import { readFileSync } from 'node:fs';
 import { Command } from 'commander';
 import { captureCommand } from './capture.ts';
 import { completionCommand } from './completion.ts';
+import { countersCommand } from './counters.ts';
 import { decodeCommand } from './decode.ts';
 import { devicesCommand } from './devices.ts';
 import { devinfoCommand } from './devinfo.ts';
+import { exportCommand } from './export.ts';
 import { Exit } from './frame.ts';
 import { gidsCommand } from './gids.ts';
 import { vmCommand } from './vm.ts';
 
 /** What the exit codes mean, for the help text and the manual page. */
 export const exitCodes: readonly (readonly [code: string, meaning: string])[] = [
-  ['0', 'all is well. Ctrl-C is the ordinary end of capture'],
+  ['0', 'all is well. Ctrl-C is the ordinary end of capture, counters --watch and export'],
   ['1', 'it failed, or what was looked at is not as it should be'],
   ['2', 'the command line is wrong'],
   ['3', 'RDMA, or a program that is needed, is not here'],
@@ -36,6 +38,7 @@ export function buildProgram(): Command {
   const commands = [
     ...[devicesCommand(), devinfoCommand(), gidsCommand()],
     ...[decodeCommand(), captureCommand()],
+    ...[countersCommand(), exportCommand()],
     ...[vmCommand(), completionCommand(program)],
   ];
   for (const command of commands) program.addCommand(command);

@@ -5,6 +5,9 @@ import { getDeviceList } from '../../lib/index.ts';
 import { command, jsonLines, start } from '../unit/command.ts';
 import { deviceA, deviceB, isRxe } from './fixture.ts';
 
+// Each start of node takes seconds in an emulated VM: there, only what another driver may do otherwise.
+const itFast = it.runIf(!isRxe);
+
 const theirs = (program: string, ...args: string[]) =>
   execFileSync(program, args, { encoding: 'utf8' })
     .split('\n')
@@ -28,7 +31,7 @@ describe('node-rdma devices', () => {
 });
 
 describe('node-rdma devinfo', () => {
-  it('prints what ibv_devinfo prints', async () => {
+  itFast('prints what ibv_devinfo prints', async () => {
     expect(await ours('devinfo')).toEqual(theirs('ibv_devinfo'));
   });
 
@@ -45,7 +48,7 @@ describe('node-rdma devinfo', () => {
     expect(lines.filter((line) => !chosen.includes(line))).toEqual(listed.filter((line) => !extended.includes(line)));
   });
 
-  it('gives everything with --json', async () => {
+  itFast('gives everything with --json', async () => {
     const { stdout } = await command(['devinfo', '--json', '-d', deviceB]);
     const [device] = JSON.parse(stdout);
     expect(device).toMatchObject({ name: deviceB, ports: [{ portNum: 1, attr: { state: 4 } }] });
@@ -53,7 +56,7 @@ describe('node-rdma devinfo', () => {
     expect(device.attr.maxMrSize).toMatch(/^\d{15,20}$/);
   });
 
-  it('names the devices that there are when there is none of that name', async () => {
+  itFast('names the devices that there are when there is none of that name', async () => {
     const { code, stderr } = await command(['devinfo', '-d', 'nix']);
     expect(stderr).toMatch(new RegExp(`^node-rdma: .* ENODEV: .*no device 'nix'; there is ${deviceA}, ${deviceB}\n$`));
     expect(code).toBe(1);
@@ -77,13 +80,13 @@ describe('node-rdma gids', () => {
     expect(chosen![7]).toBe('<- RoCE v2 of an IPv4 address');
   });
 
-  it('says that the environment has chosen', async () => {
+  itFast('says that the environment has chosen', async () => {
     const { stdout } = await command(['gids', deviceA, '--json'], { env: { NODE_RDMA_GID_INDEX: '0' } });
     const [first] = JSON.parse(stdout);
     expect(first).toMatchObject({ index: 0, chosen: true, reason: 'NODE_RDMA_GID_INDEX names it' });
   });
 
-  it('says why no GID is chosen', async () => {
+  itFast('says why no GID is chosen', async () => {
     const { code, stdout } = await command(['gids', deviceA], { env: { NODE_RDMA_GID_INDEX: '200' } });
     expect(stdout).toContain(
       `${deviceA} port 1: no GID is chosen: port 1 of ${deviceA} has no usable GID at index 200`,

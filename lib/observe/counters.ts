@@ -1,0 +1,149 @@
+/** Counters of RDMA ports and of their network interfaces: sysfs, and what ethtool adds. Reads files; loads no addon. */
+import { execFile } from 'node:child_process';
+import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { readOptions } from '../args.ts';
+import { type CounterMeaning, counterMeaning } from './meanings.ts';
+
+/**
+ * Where a counter is from. `'hw'`: hw_counters of the port or of the device, which `rdma statistic` shows. `'port'`:
+ * counters of the port. `'ethtool'`: `ethtool -S` of the network interface, where pause frames and priorities are.
+ */
+export type CounterSource = 'hw' | 'port' | 'ethtool';
+
+/** A counter and its value. */
+export interface Counter {
+  /** As the kernel or the driver calls it. */
+  name: string;
+  /** Where it is from. */
+  source: CounterSource;
+  /** 64 bits. */
+  value: bigint;
+  /** What it means; undefined where that is not known here. */
+  meaning: CounterMeaning | undefined;
+}
+
+/** The counters of a port at one moment. */
+export interface PortCounters {
+  /** The device's name. */
+  device: string;
+  /** From 1. */
+  portNum: number;
+  /** Its network interface; undefined for InfiniBand. */
+  netdev: string | undefined;
+  /** The kernel's driver, such as `'mlx5_core'`; undefined for one that has no device behind it, such as rxe. */
+  driver: string | undefined;
+  /** When they were read, in milliseconds of a clock that does not jump. */
+  time: number;
+  /** In the order of the sources. */
+  counters: Counter[];
+}
+
+/** What to read. */
+export interface ReadCountersOptions {
+  /** Only this device. Default all. */
+  device?: string;
+  /** The folder of sysfs. Default: the environment variable SYSFS_PATH, as libibverbs has it, else `/sys`. */
+  sysfs?: string;
+  /** Whether to run `ethtool -S`. Default true; where it is not installed its counters are missing. */
+  ethtool?: boolean;
+}
+
+const known = ['device', 'sysfs', 'ethtool'];
+
+/**
+ * Reads all counters that there are.
+ *
+ * @param options - which, and from where
+ * @returns a snapshot for each port; none where there is no device
+ */
+export async function readCounters(options: ReadCountersOptions = {}): Promise<PortCounters[]> {
+  const { device, sysfs = process.env.SYSFS_PATH || '/sys', ethtool = true } = readOptions(options, 'options', known);
+  const folder = join(sysfs, 'class/infiniband');
+  const devices = list(folder).filter((name) => device === undefined || name === device);
+  const ports = devices.flatMap((name) => list(join(folder, name, 'ports')).map((port) => ({ name, port })));
+  return Promise.all(
+    ports.map(async ({ name, port }) => {
+      const own = join(folder, name);
+      const path = join(own, 'ports', port);
+      const netdev = readNetdev(own, path);
+      const counters = [
+        ...readFolder(join(own, 'hw_counters'), 'hw'),
+        ...readFolder(join(path, 'hw_counters'), 'hw'),
+        ...readFolder(join(path, 'counters'), 'port'),
+      ];
+      if (netdev !== undefined && ethtool) counters.push(...(await readEthtool(netdev)));
+      const driver = /^DRIVER=(.+)$/m.exec(read(join(own, 'device/uevent')) ?? '')?.[1];
+      return { device: name, portNum: Number(port), netdev, driver, time: performance.now(), counters };
+    }),
+  );
+}
+
+function list(path: string): string[] {
+  try {
+    return readdirSync(path).sort(new Intl.Collator('en', { numeric: true }).compare);
+  } catch {
+    return [];
+  }
+}
+
+function read(path: string): string | undefined {
+  try {
+    return readFileSync(path, 'utf8').trim();
+  } catch {
+    // A counter that this port lacks answers EINVAL or EOPNOTSUPP.
+    return undefined;
+  }
+}
+
+/** The interface of a port: that of its GIDs, else that of its device. */
+function readNetdev(device: string, port: string): string | undefined {
+  for (const index of list(join(port, 'gid_attrs/ndevs'))) {
+    const name = read(join(port, 'gid_attrs/ndevs', index));
+    if (name) return name;
+  }
+  return read(join(device, 'parent')) || list(join(device, 'device/net'))[0];
+}
+
+function readFolder(path: string, source: CounterSource): Counter[] {
+  const counters: Counter[] = [];
+  for (const name of list(path)) {
+    // How long the kernel keeps the others: a setting.
+    if (name === 'lifespan') continue;
+    const text = read(join(path, name));
+    if (text !== undefined && /^\d+$/.test(text)) counters.push(counter(name, source, text));
+  }
+  return counters;
+}
+
+const counter = (name: string, source: CounterSource, text: string): Counter => ({
+  ...{ name, source, value: BigInt(text) },
+  meaning: counterMeaning(name),
+});
+
+const run = promisify(execFile);
+
+async function readEthtool(netdev: string): Promise<Counter[]> {
+  try {
+    const env = { ...process.env, LC_ALL: 'C', PATH: `${process.env.PATH ?? ''}:/usr/sbin:/sbin` };
+    const { stdout } = await run('ethtool', ['-S', netdev], { env, maxBuffer: 1 << 24 });
+    return parseEthtool(stdout);
+  } catch {
+    // Not installed, or an interface without statistics.
+    return [];
+  }
+}
+
+/**
+ * Reads what `ethtool -S` prints, without the counters of single rings and queues.
+ *
+ * @param text - its output
+ */
+export function parseEthtool(text: string): Counter[] {
+  const counters: Counter[] = [];
+  for (const [, name, value] of text.matchAll(/^\s+([^:\n]+): (\d+)$/gm)) {
+    if (!/^((rx|tx|ch)\d|[rt]x_?queue_?\d|\[)/.test(name!)) counters.push(counter(name!, 'ethtool', value!));
+  }
+  return counters;
+}

@@ -1,0 +1,84 @@
+/** What the change of counters over a time says. */
+import type { Counter, PortCounters } from './counters.ts';
+
+/** A counter that has changed. */
+export interface CounterRate extends Counter {
+  /** How much it rose. */
+  change: bigint;
+  /** The same, a second. */
+  perSecond: number;
+}
+
+/** Something to say about a port. */
+export interface CounterFinding {
+  /** `'note'`: works as designed. `'warning'`: something should be mended. */
+  level: 'note' | 'warning';
+  /** What was seen, and what it means. */
+  text: string;
+  /** The counters that say so. */
+  counters: string[];
+}
+
+/**
+ * How fast counters rise.
+ *
+ * @param before - of a port
+ * @param after - of the same port, later
+ * @returns those that have changed. One that is lower than before was reset, and counts from 0
+ */
+export function counterRates(before: PortCounters, after: PortCounters): CounterRate[] {
+  const seconds = (after.time - before.time) / 1000;
+  const old = new Map(before.counters.map(({ name, source, value }) => [`${source} ${name}`, value]));
+  const rates: CounterRate[] = [];
+  for (const counter of after.counters) {
+    const was = old.get(`${counter.source} ${counter.name}`) ?? 0n;
+    const change = counter.value >= was ? counter.value - was : counter.value;
+    if (change > 0n) rates.push({ ...counter, change, perSecond: seconds > 0 ? Number(change) / seconds : 0 });
+  }
+  return rates;
+}
+
+// Rules of thumb: pauses of a hundredth of the time, or ten a second, are more than a burst now and then.
+const PAUSED_SHARE = 0.01;
+const PAUSES_PER_SECOND = 10;
+
+/**
+ * Says what rates mean: marks of switches are normal, sustained pause frames mean that congestion control is losing,
+ * sequence errors on a network that is meant to be lossless mean drops.
+ *
+ * @param rates - of a port
+ * @returns nothing for a port without trouble
+ */
+export function judgeCounters(rates: readonly CounterRate[]): CounterFinding[] {
+  const findings: CounterFinding[] = [];
+  const of = (kind: string) => rates.filter(({ meaning }) => meaning?.kind === kind);
+  const say = (level: CounterFinding['level'], from: readonly CounterRate[], text: string) => {
+    if (from.length > 0) findings.push({ level, text, counters: from.map(({ name }) => name) });
+  };
+  const designed = of('designed');
+  const losses = of('loss');
+  const ignored = losses.filter(({ name }) => name === 'rp_cnp_ignored');
+  say('note', designed, 'congestion control works as designed: marks and CNPs slow senders down');
+  const sustained = of('pause').filter(isSustained);
+  const passing = of('pause').filter((rate) => !sustained.includes(rate));
+  say(
+    'warning',
+    sustained,
+    'sustained pauses: congestion control is losing the race. Mark earlier (ECN thresholds below those of PFC), and see who sends the pauses',
+  );
+  if (sustained.length === 0) say('note', passing, 'pauses now and then: PFC absorbs bursts, as designed');
+  say('warning', ignored, 'CNPs are ignored: congestion control is off for the sender, or not for this priority');
+  say(
+    'warning',
+    losses.filter((rate) => !ignored.includes(rate)),
+    'packets are lost. On a network meant to be lossless, something drops: a buffer without PFC, a priority that is not the same everywhere, or a cable',
+  );
+  say('warning', of('link'), 'the link damages packets or goes down: cable, optics, port');
+  say('warning', of('software'), 'a program is at fault: receives posted too late, or wrong keys and lengths');
+  return findings;
+}
+
+function isSustained({ perSecond, meaning }: CounterRate): boolean {
+  if (meaning?.unit === 'microseconds') return perSecond / 1e6 >= PAUSED_SHARE;
+  return perSecond >= PAUSES_PER_SECOND;
+}

@@ -1,0 +1,229 @@
+import { once } from 'node:events';
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import {
+  counterMeaning,
+  counterRates,
+  createExporter,
+  formatPrometheus,
+  judgeCounters,
+  type PortCounters,
+  parseEthtool,
+  readCounters,
+} from '../../lib/observe/index.ts';
+
+const sysfs = mkdtempSync(join(tmpdir(), 'node-rdma-observe-'));
+afterAll(() => rmSync(sysfs, { recursive: true }));
+
+/** Writes files of sysfs. */
+function put(files: Record<string, string>): void {
+  for (const [path, text] of Object.entries(files)) {
+    mkdirSync(dirname(join(sysfs, path)), { recursive: true });
+    writeFileSync(join(sysfs, path), `${text}\n`);
+  }
+}
+
+const mlx5 = 'class/infiniband/mlx5_0';
+const port = `${mlx5}/ports/1`;
+
+// The names are those of the driver mlx5_ib and of the kernel's port counters; the places too.
+beforeAll(() =>
+  put({
+    [`${mlx5}/device/uevent`]: 'DRIVER=mlx5_core\nPCI_CLASS=20000',
+    [`${port}/gid_attrs/ndevs/0`]: 'ens1f0np0',
+    [`${port}/hw_counters/lifespan`]: '10',
+    [`${port}/hw_counters/np_ecn_marked_roce_packets`]: '1000',
+    [`${port}/hw_counters/np_cnp_sent`]: '40',
+    [`${port}/hw_counters/out_of_sequence`]: '0',
+    [`${port}/counters/port_xmit_data`]: '18446744073709551615',
+    [`${port}/counters/VL15_dropped`]: 'N/A (no PMA)',
+    'class/infiniband/rxe0/parent': 'eth0',
+    'class/infiniband/rxe0/ports/1/hw_counters/rcvd_seq_err': '7',
+  }),
+);
+
+describe('readCounters', () => {
+  it('reads the counters of all ports from sysfs, exact to 64 bits, without settings and what is no number', async () => {
+    const [mlx, rxe] = await readCounters({ sysfs });
+    expect(mlx).toMatchObject({ device: 'mlx5_0', portNum: 1, netdev: 'ens1f0np0', driver: 'mlx5_core' });
+    expect(mlx!.counters.map(({ source, name, value }) => [source, name, value])).toEqual([
+      ['hw', 'np_cnp_sent', 40n],
+      ['hw', 'np_ecn_marked_roce_packets', 1000n],
+      ['hw', 'out_of_sequence', 0n],
+      ['port', 'port_xmit_data', 18446744073709551615n],
+    ]);
+    expect(rxe).toMatchObject({ device: 'rxe0', netdev: 'eth0', driver: undefined });
+  });
+
+  it('keeps to one device, and gives nothing where there is none', async () => {
+    expect((await readCounters({ sysfs, device: 'rxe0' })).map(({ device }) => device)).toEqual(['rxe0']);
+    expect(await readCounters({ sysfs, device: 'nix' })).toEqual([]);
+    expect(await readCounters({ sysfs: '/nonexistent' })).toEqual([]);
+  });
+});
+
+describe('parseEthtool', () => {
+  it('reads the port and its priorities, not single rings', () => {
+    const text =
+      'NIC statistics:\n     rx_packets: 5\n     rx0_packets: 3\n     ch1_poll: 9\n     rx_prio3_pause: 12\n' +
+      '     tx_prio3_pause_duration: 18446744073709551615\n     rx_discards_phy: 0\n     rx_queue_0_packets: 4\n';
+    expect(parseEthtool(text).map(({ name, value }) => [name, value])).toEqual([
+      ['rx_packets', 5n],
+      ['rx_prio3_pause', 12n],
+      ['tx_prio3_pause_duration', 18446744073709551615n],
+      ['rx_discards_phy', 0n],
+    ]);
+  });
+});
+
+describe('counterMeaning', () => {
+  it.each([
+    ['np_ecn_marked_roce_packets', 'designed'],
+    ['np_cnp_sent', 'designed'],
+    ['rp_cnp_handled', 'designed'],
+    ['rp_cnp_ignored', 'loss'],
+    ['out_of_sequence', 'loss'],
+    ['packet_seq_err', 'loss'],
+    ['local_ack_timeout_err', 'loss'],
+    ['roce_adp_retrans', 'loss'],
+    ['out_of_buffer', 'software'],
+    ['rx_prio3_pause', 'pause'],
+    ['tx_prio5_pause_duration', 'pause'],
+    ['rx_prio3_buf_discard', 'loss'],
+    ['rx_discards_phy', 'loss'],
+    ['rx_crc_errors_phy', 'link'],
+    ['rcvd_seq_err', 'loss'],
+    ['sent_pkts', 'traffic'],
+  ])('knows %s as %s', (name, kind) => expect(counterMeaning(name)?.kind).toBe(kind));
+
+  it('knows nothing of others', () => expect(counterMeaning('rx_vport_rdma_frobs')).toBeUndefined());
+});
+
+/** A port with these counters, at that second. */
+function at(seconds: number, values: Record<string, number | bigint>): PortCounters {
+  const counters = Object.entries(values).map(([name, value]) => ({
+    ...{ name, source: 'hw' as const, value: BigInt(value), meaning: counterMeaning(name) },
+  }));
+  return { device: 'mlx5_0', portNum: 1, netdev: 'eth0', driver: 'mlx5_core', time: seconds * 1000, counters };
+}
+
+const judged = (change: Record<string, number>, seconds = 1) =>
+  judgeCounters(counterRates(at(0, {}), at(seconds, change))).map(({ level, text }) => [level, text.split(/[:.,]/)[0]]);
+
+describe('counterRates', () => {
+  it('gives the change and the rate of what has changed', () => {
+    const rates = counterRates(at(10, { sent_pkts: 100, rcvd_pkts: 5 }), at(12, { sent_pkts: 300, rcvd_pkts: 5 }));
+    expect(rates.map(({ name, change, perSecond }) => [name, change, perSecond])).toEqual([['sent_pkts', 200n, 100]]);
+  });
+
+  it('counts from 0 when a counter was reset', () => {
+    const [rate] = counterRates(at(0, { sent_pkts: 2n ** 63n }), at(1, { sent_pkts: 3 }));
+    expect(rate).toMatchObject({ change: 3n, perSecond: 3 });
+  });
+
+  it('is exact at the edge of 64 bits', () => {
+    const [rate] = counterRates(at(0, { sent_pkts: 2n ** 64n - 3n }), at(1, { sent_pkts: 2n ** 64n - 1n }));
+    expect(rate!.change).toBe(2n);
+  });
+});
+
+describe('judgeCounters', () => {
+  it('finds nothing wrong with traffic', () => expect(judged({ sent_pkts: 1e6, port_xmit_data: 1e9 })).toEqual([]));
+
+  it('takes ECN marks and CNPs for normal', () => {
+    expect(judged({ np_ecn_marked_roce_packets: 1e5, rp_cnp_handled: 1e4 })).toEqual([
+      ['note', 'congestion control works as designed'],
+    ]);
+  });
+
+  it('warns of ignored CNPs', () => {
+    expect(judged({ rp_cnp_ignored: 1 })).toEqual([['warning', 'CNPs are ignored']]);
+  });
+
+  it('tells sustained pauses from bursts', () => {
+    expect(judged({ rx_prio3_pause: 9 })).toEqual([['note', 'pauses now and then']]);
+    expect(judged({ rx_prio3_pause: 10 })).toEqual([['warning', 'sustained pauses']]);
+    expect(judged({ rx_prio3_pause: 10 }, 10)).toEqual([['note', 'pauses now and then']]);
+    expect(judged({ rx_prio3_pause: 1, rx_prio3_pause_duration: 10_000 })).toEqual([['warning', 'sustained pauses']]);
+  });
+
+  it('takes sequence errors for drops', () => {
+    expect(judged({ out_of_sequence: 1 })).toEqual([['warning', 'packets are lost']]);
+    expect(judged({ local_ack_timeout_err: 1 })).toEqual([['warning', 'packets are lost']]);
+  });
+
+  it('tells programs from the network', () => {
+    expect(judged({ out_of_buffer: 1 })).toEqual([['warning', 'a program is at fault']]);
+  });
+});
+
+describe('formatPrometheus', () => {
+  it('gives a metric for each counter, and the priority as a label', () => {
+    const ethtool = parseEthtool('     rx_prio3_pause: 12\n     rx_prio4_pause: 2\n');
+    const port = at(0, { np_cnp_sent: 18446744073709551615n });
+    const text = formatPrometheus([{ ...port, counters: [...port.counters, ...ethtool] }]);
+    expect(text).toBe(
+      `# HELP rdma_port_info A port of an RDMA device.
+# TYPE rdma_port_info gauge
+rdma_port_info{device="mlx5_0",port="1",netdev="eth0",driver="mlx5_core"} 1
+# HELP rdma_hw_np_cnp_sent_total CNPs sent: senders were asked to slow down (packets)
+# TYPE rdma_hw_np_cnp_sent_total counter
+rdma_hw_np_cnp_sent_total{device="mlx5_0",port="1",netdev="eth0"} 18446744073709551615
+# HELP rdma_ethtool_rx_prio_pause_total ${help('rx_prio3_pause')}
+# TYPE rdma_ethtool_rx_prio_pause_total counter
+rdma_ethtool_rx_prio_pause_total{device="mlx5_0",port="1",netdev="eth0",priority="3"} 12
+rdma_ethtool_rx_prio_pause_total{device="mlx5_0",port="1",netdev="eth0",priority="4"} 2
+`,
+    );
+  });
+
+  const help = (name: string) => {
+    const { text, unit } = counterMeaning(name)!;
+    return `${text[0]!.toUpperCase()}${text.slice(1)} (${unit})`;
+  };
+});
+
+describe('createExporter', () => {
+  const server = createExporter({ sysfs });
+  afterEach(() => server.close());
+
+  it('gives the counters at /metrics, and says where they are elsewhere', async () => {
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    const base = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+    const metrics = await fetch(`${base}/metrics`);
+    expect(metrics.headers.get('content-type')).toBe('text/plain; version=0.0.4; charset=utf-8');
+    expect(await metrics.text()).toContain(
+      'rdma_hw_np_ecn_marked_roce_packets_total{device="mlx5_0",port="1",netdev="ens1f0np0"} 1000\n',
+    );
+    expect((await fetch(base)).status).toBe(200);
+    expect((await fetch(`${base}/other`)).status).toBe(404);
+    expect((await fetch(`${base}/metrics`, { method: 'POST' })).status).toBe(405);
+  });
+});
+
+describe('the files for Prometheus and Grafana', () => {
+  const read = (name: string) => readFileSync(new URL(`../../docs/${name}`, import.meta.url), 'utf8');
+
+  /** Whether a metric is one that counters of this name give. */
+  function isKnown(metric: string): boolean {
+    if (metric === 'rdma_port_info') return true;
+    const [, source, name] = /^rdma_(hw|port|ethtool)_(.+)_total$/.exec(metric) ?? [];
+    return source !== undefined && counterMeaning(name!.replace('_prio_', '_prio3_')) !== undefined;
+  }
+
+  it.each(['alerts.yml', 'grafana-dashboard.json'])('%s asks for metrics that there are', (name) => {
+    const metrics = [...read(`prometheus/${name}`).matchAll(/\brdma_[a-z0-9_]+/g)].map(([metric]) => metric);
+    expect(metrics.length).toBeGreaterThan(8);
+    expect(metrics.filter((metric) => !isKnown(metric))).toEqual([]);
+  });
+
+  it('the dashboard is JSON with a panel for each concern', () => {
+    const { panels, title } = JSON.parse(read('prometheus/grafana-dashboard.json'));
+    expect(title).toBe('RDMA and RoCE');
+    expect(panels.length).toBeGreaterThanOrEqual(6);
+  });
+});
