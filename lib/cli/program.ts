@@ -9,6 +9,7 @@ import { devinfoCommand } from './devinfo.ts';
 import { exportCommand } from './export.ts';
 import { Exit } from './frame.ts';
 import { gidsCommand } from './gids.ts';
+import { simCommand } from './sim.ts';
 import { vmCommand } from './vm.ts';
 
 /** What the exit codes mean, for the help text and the manual page. */
@@ -39,6 +40,7 @@ export function buildProgram(): Command {
     ...[devicesCommand(), devinfoCommand(), gidsCommand()],
     ...[decodeCommand(), captureCommand()],
     ...[countersCommand(), exportCommand()],
+    simCommand(),
     ...[vmCommand(), completionCommand(program)],
   ];
   for (const command of commands) program.addCommand(command);
