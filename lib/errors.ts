@@ -15,6 +15,7 @@ for (const [code, errno] of Object.entries(constants.errno)) {
 // Where libuv's text misleads a reader of verbs.
 const texts: Record<string, string> = {
   EOPNOTSUPP: 'not supported by this device, its provider or its kernel driver',
+  EPROTONOSUPPORT: 'the kernel does not know this call: it is older than the library, or its driver lacks it',
   ENOSYS: 'the kernel has no RDMA support (modprobe ib_uverbs)',
   EBUSY: 'still in use',
 };

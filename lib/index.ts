@@ -45,7 +45,26 @@ export type { AsyncEvent } from './verbs/async-event.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';
 export { CompletionQueue, type WorkCompletion } from './verbs/completion-queue.ts';
 export { Context, type Device, getDeviceList, openDevice } from './verbs/context.ts';
+export { Counters } from './verbs/counters.ts';
 export type { DeviceAttr, PortAttr } from './verbs/device-attributes.ts';
+export { Flow } from './verbs/flow.ts';
+export type {
+  FlowAttr,
+  FlowCount,
+  FlowDrop,
+  FlowEspFilter,
+  FlowEthFilter,
+  FlowGreFilter,
+  FlowHeader,
+  FlowIpv4ExtFilter,
+  FlowIpv4Filter,
+  FlowIpv6Filter,
+  FlowMplsFilter,
+  FlowSpec,
+  FlowTag,
+  FlowTcpUdpFilter,
+  FlowTunnelFilter,
+} from './verbs/flow-spec.ts';
 export { chooseGid, formatGid, type GidEntry, parseGid } from './verbs/gid.ts';
 export { MemoryRegion, MemorySlice } from './verbs/memory-region.ts';
 export { MemoryWindow } from './verbs/memory-window.ts';
@@ -53,6 +72,7 @@ export { type AllocOptions, ProtectionDomain, type RegMrOptions } from './verbs/
 export type { QpAttr, QpAttrs } from './verbs/qp-attributes.ts';
 export type { QpInitAttr } from './verbs/qp-init-attr.ts';
 export { QueuePair } from './verbs/queue-pair.ts';
+export { ReceiveWorkQueue, RwqIndTable, type WqAttr, type WqInitAttr } from './verbs/receive-work-queue.ts';
 export { RecvList, type RecvWr } from './verbs/recv-list.ts';
 export { RemoteRegion, type RemoteRegionToken, RemoteSlice } from './verbs/remote-region.ts';
 export { Resource } from './verbs/resource.ts';

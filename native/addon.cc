@@ -37,6 +37,8 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   ExportAsyncEvent(exports);
   ExportSharedReceiveQueue(exports);
   ExportMemoryWindow(exports);
+  ExportFlow(exports);
+  ExportReceiveWorkQueue(exports);
   ExportDatapath(exports);
   ExportConstants(exports);
   return exports;

@@ -675,6 +675,124 @@ export const SrqAttrMask = constants('SrqAttrMask', {
 /** A set of {@link SrqAttrMask}, joined with |. */
 export type SrqAttrMask = number;
 
+/** What a flow steering rule is about. (`ibv_flow_attr_type`) */
+export const FlowAttrType = constants('FlowAttrType', {
+  /** `IBV_FLOW_ATTR_NORMAL`: Packets that match its specifications. */
+  NORMAL: 0,
+  /** `IBV_FLOW_ATTR_ALL_DEFAULT`: All Ethernet packets that no other rule takes. */
+  ALL_DEFAULT: 1,
+  /** `IBV_FLOW_ATTR_MC_DEFAULT`: All Ethernet multicast packets that no other rule takes. */
+  MC_DEFAULT: 2,
+  /** `IBV_FLOW_ATTR_SNIFFER`: Copies of all packets of the port. */
+  SNIFFER: 3,
+} as const);
+/** One of {@link FlowAttrType}. */
+export type FlowAttrType = (typeof FlowAttrType)[keyof typeof FlowAttrType];
+
+/** How a flow steering rule works. (`ibv_flow_flags`) */
+export const FlowFlags = constants('FlowFlags', {
+  /** `IBV_FLOW_ATTR_FLAGS_DONT_TRAP`: Rules of lower priority see the packet too. */
+  DONT_TRAP: 2,
+  /** `IBV_FLOW_ATTR_FLAGS_EGRESS`: For packets that are sent. */
+  EGRESS: 4,
+} as const);
+/** A set of {@link FlowFlags}, joined with |. */
+export type FlowFlags = number;
+
+/** Which header a specification is about, or which action it is. (`ibv_flow_spec_type`) */
+export const FlowSpecType = constants('FlowSpecType', {
+  /** `IBV_FLOW_SPEC_ETH`: Ethernet header. */
+  ETH: 32,
+  /** `IBV_FLOW_SPEC_IPV4`: Addresses of an IPv4 header. */
+  IPV4: 48,
+  /** `IBV_FLOW_SPEC_IPV6`: IPv6 header. */
+  IPV6: 49,
+  /** `IBV_FLOW_SPEC_IPV4_EXT`: IPv4 header. */
+  IPV4_EXT: 50,
+  /** `IBV_FLOW_SPEC_ESP`: ESP header of IPsec. */
+  ESP: 52,
+  /** `IBV_FLOW_SPEC_TCP`: TCP ports. */
+  TCP: 64,
+  /** `IBV_FLOW_SPEC_UDP`: UDP ports. */
+  UDP: 65,
+  /** `IBV_FLOW_SPEC_VXLAN_TUNNEL`: Network identifier of VXLAN. */
+  VXLAN_TUNNEL: 80,
+  /** `IBV_FLOW_SPEC_GRE`: GRE header. */
+  GRE: 81,
+  /** `IBV_FLOW_SPEC_MPLS`: MPLS label. */
+  MPLS: 96,
+  /** `IBV_FLOW_SPEC_INNER`: A bit: the header within a tunnel. */
+  INNER: 256,
+  /** `IBV_FLOW_SPEC_ACTION_TAG`: Gives the packet a tag, which its completion has. */
+  ACTION_TAG: 4096,
+  /** `IBV_FLOW_SPEC_ACTION_DROP`: Drops the packet. */
+  ACTION_DROP: 4097,
+  /** `IBV_FLOW_SPEC_ACTION_HANDLE`: An action made elsewhere. */
+  ACTION_HANDLE: 4098,
+  /** `IBV_FLOW_SPEC_ACTION_COUNT`: Counts the packet. */
+  ACTION_COUNT: 4099,
+} as const);
+/** One of {@link FlowSpecType}. */
+export type FlowSpecType = (typeof FlowSpecType)[keyof typeof FlowSpecType];
+
+/** What a counter counts. (`ibv_counter_description`) */
+export const CounterDescription = constants('CounterDescription', {
+  /** `IBV_COUNTER_PACKETS`: Packets. */
+  PACKETS: 0,
+  /** `IBV_COUNTER_BYTES`: Bytes. */
+  BYTES: 1,
+} as const);
+/** One of {@link CounterDescription}. */
+export type CounterDescription = (typeof CounterDescription)[keyof typeof CounterDescription];
+
+/** How counters are read. (`ibv_read_counters_flags`) */
+export const ReadCountersFlags = constants('ReadCountersFlags', {
+  /** `IBV_READ_COUNTERS_ATTR_PREFER_CACHED`: What the driver read last will do. */
+  PREFER_CACHED: 1,
+} as const);
+/** A set of {@link ReadCountersFlags}, joined with |. */
+export type ReadCountersFlags = number;
+
+/** State of a receive work queue. (`ibv_wq_state`) */
+export const WqState = constants('WqState', {
+  /** `IBV_WQS_RESET`: Just created or reset. */
+  RESET: 0,
+  /** `IBV_WQS_RDY`: Ready to receive. */
+  RDY: 1,
+  /** `IBV_WQS_ERR`: Error: receives complete with WR_FLUSH_ERR. */
+  ERR: 2,
+  /** `IBV_WQS_UNKNOWN`: Not reported. */
+  UNKNOWN: 3,
+} as const);
+/** One of {@link WqState}. */
+export type WqState = (typeof WqState)[keyof typeof WqState];
+
+/** How a receive work queue works. (`ibv_wq_flags`) */
+export const WqFlags = constants('WqFlags', {
+  /** `IBV_WQ_FLAGS_CVLAN_STRIPPING`: The VLAN tag is taken off, and in the completion. */
+  CVLAN_STRIPPING: 1,
+  /** `IBV_WQ_FLAGS_SCATTER_FCS`: The frame check sequence is put into memory too. */
+  SCATTER_FCS: 2,
+  /** `IBV_WQ_FLAGS_DELAY_DROP`: With no receive posted packets wait a while. */
+  DELAY_DROP: 4,
+  /** `IBV_WQ_FLAGS_PCI_WRITE_END_PADDING`: Writes over the bus are padded to a cache line. */
+  PCI_WRITE_END_PADDING: 8,
+} as const);
+/** A set of {@link WqFlags}, joined with |. */
+export type WqFlags = number;
+
+/** Which attributes a change of a receive work queue is about. (`ibv_wq_attr_mask`) */
+export const WqAttrMask = constants('WqAttrMask', {
+  /** `IBV_WQ_ATTR_STATE`: wqState */
+  STATE: 1,
+  /** `IBV_WQ_ATTR_CURR_STATE`: currWqState */
+  CURR_STATE: 2,
+  /** `IBV_WQ_ATTR_FLAGS`: flags, flagsMask */
+  FLAGS: 4,
+} as const);
+/** A set of {@link WqAttrMask}, joined with |. */
+export type WqAttrMask = number;
+
 /** Events of the connection manager. (`rdma_cm_event_type`) */
 export const CmEventType = constants('CmEventType', {
   /** `RDMA_CM_EVENT_ADDR_RESOLVED`: The address is resolved and the id bound to a device. */

@@ -98,4 +98,170 @@ export const Layout = {
     /** `dlid_path_bits` */
     dlidPathBits: 45,
   },
+  /** `struct ibv_flow_attr` */
+  flowAttr: {
+    size: 20,
+    /** `type` */
+    type: 4,
+    /** `size` */
+    sizeOfAll: 8,
+    /** `priority` */
+    priority: 10,
+    /** `num_of_specs` */
+    numOfSpecs: 12,
+    /** `port` */
+    port: 13,
+    /** `flags` */
+    flags: 16,
+  },
+  /** `struct ibv_flow_spec` */
+  flowSpec: {
+    size: 88,
+    /** `hdr.type` */
+    type: 0,
+    /** `hdr.size` */
+    sizeOfSpec: 4,
+  },
+  /** `struct ibv_flow_spec_eth` */
+  flowSpecEth: {
+    size: 40,
+    /** `val.dst_mac` */
+    dstMac: 6,
+    /** `val.src_mac` */
+    srcMac: 12,
+    /** `val.ether_type` */
+    etherType: 18,
+    /** `val.vlan_tag` */
+    vlanTag: 20,
+    /** `val` */
+    val: 6,
+    /** `mask` */
+    mask: 22,
+  },
+  /** `struct ibv_flow_spec_ipv4` */
+  flowSpecIpv4: {
+    size: 24,
+    /** `val.src_ip` */
+    srcIp: 8,
+    /** `val.dst_ip` */
+    dstIp: 12,
+    /** `val` */
+    val: 8,
+    /** `mask` */
+    mask: 16,
+  },
+  /** `struct ibv_flow_spec_ipv4_ext` */
+  flowSpecIpv4Ext: {
+    size: 32,
+    /** `val.src_ip` */
+    srcIp: 8,
+    /** `val.dst_ip` */
+    dstIp: 12,
+    /** `val.proto` */
+    proto: 16,
+    /** `val.tos` */
+    tos: 17,
+    /** `val.ttl` */
+    ttl: 18,
+    /** `val.flags` */
+    flags: 19,
+    /** `val` */
+    val: 8,
+    /** `mask` */
+    mask: 20,
+  },
+  /** `struct ibv_flow_spec_ipv6` */
+  flowSpecIpv6: {
+    size: 88,
+    /** `val.src_ip` */
+    srcIp: 8,
+    /** `val.dst_ip` */
+    dstIp: 24,
+    /** `val.flow_label` */
+    flowLabel: 40,
+    /** `val.next_hdr` */
+    nextHdr: 44,
+    /** `val.traffic_class` */
+    trafficClass: 45,
+    /** `val.hop_limit` */
+    hopLimit: 46,
+    /** `val` */
+    val: 8,
+    /** `mask` */
+    mask: 48,
+  },
+  /** `struct ibv_flow_spec_esp` */
+  flowSpecEsp: {
+    size: 24,
+    /** `val.spi` */
+    spi: 8,
+    /** `val.seq` */
+    seq: 12,
+    /** `val` */
+    val: 8,
+    /** `mask` */
+    mask: 16,
+  },
+  /** `struct ibv_flow_spec_tcp_udp` */
+  flowSpecTcpUdp: {
+    size: 16,
+    /** `val.dst_port` */
+    dstPort: 6,
+    /** `val.src_port` */
+    srcPort: 8,
+    /** `val` */
+    val: 6,
+    /** `mask` */
+    mask: 10,
+  },
+  /** `struct ibv_flow_spec_gre` */
+  flowSpecGre: {
+    size: 24,
+    /** `val.c_ks_res0_ver` */
+    cKsRes0Ver: 8,
+    /** `val.protocol` */
+    protocol: 10,
+    /** `val.key` */
+    key: 12,
+    /** `val` */
+    val: 8,
+    /** `mask` */
+    mask: 16,
+  },
+  /** `struct ibv_flow_spec_mpls` */
+  flowSpecMpls: {
+    size: 16,
+    /** `val.label` */
+    label: 8,
+    /** `val` */
+    val: 8,
+    /** `mask` */
+    mask: 12,
+  },
+  /** `struct ibv_flow_spec_tunnel` */
+  flowSpecTunnel: {
+    size: 16,
+    /** `val.tunnel_id` */
+    tunnelId: 8,
+    /** `val` */
+    val: 8,
+    /** `mask` */
+    mask: 12,
+  },
+  /** `struct ibv_flow_spec_action_tag` */
+  flowSpecActionTag: {
+    size: 12,
+    /** `tag_id` */
+    tagId: 8,
+  },
+  /** `struct ibv_flow_spec_action_drop` */
+  flowSpecActionDrop: {
+    size: 8,
+  },
+  /** `struct ibv_flow_spec_counter_action` */
+  flowSpecCounterAction: {
+    size: 16,
+    /** `counters` */
+    counters: 8,
+  },
 } as const;

@@ -16,6 +16,10 @@ export type AhHandle = Handle<'AddressHandle'>;
 export type SrqHandle = Handle<'SharedReceiveQueue'>;
 export type AsyncEventsHandle = Handle<'AsyncEvents'>;
 export type MwHandle = Handle<'MemoryWindow'>;
+export type FlowHandle = Handle<'Flow'>;
+export type CountersHandle = Handle<'Counters'>;
+export type WqHandle = Handle<'ReceiveWorkQueue'>;
+export type RwqIndTableHandle = Handle<'RwqIndTable'>;
 
 export interface NativeDevice {
   name: string;
@@ -197,6 +201,26 @@ export interface Binding {
   ): number;
   deallocMw(mw: MwHandle): void;
 
+  createFlow(qp: QpHandle, bytes: Uint8Array, counters: CountersHandle[]): FlowHandle;
+  destroyFlow(flow: FlowHandle): void;
+  createCounters(context: ContextHandle): CountersHandle;
+  attachCounters(counters: CountersHandle, counterDesc: number, index: number, flow: FlowHandle | null): void;
+  readCounters(counters: CountersHandle, count: number, flags: number): bigint[];
+  destroyCounters(counters: CountersHandle): void;
+
+  createWq(
+    pd: PdHandle,
+    cq: CqHandle,
+    maxWr: number,
+    maxSge: number,
+    createFlags: number,
+    id: number,
+  ): { handle: WqHandle; wqNum: number; maxWr: number; maxSge: number };
+  modifyWq(wq: WqHandle, mask: number, wqState: number, currWqState: number, flags: number, flagsMask: number): void;
+  destroyWq(wq: WqHandle): void;
+  createRwqIndTable(context: ContextHandle, wqs: WqHandle[]): { handle: RwqIndTableHandle; indTblNum: number };
+  destroyRwqIndTable(table: RwqIndTableHandle): void;
+
   /** The words of the doorbell. */
   doorbell: ArrayBuffer;
   /** Posts or polls the list that the doorbell's words say, and leaves the results there. */
@@ -206,6 +230,7 @@ export interface Binding {
   destroyWorkQueue(id: number): void;
   createSendList(qp: QpHandle, capacity: number, maxSge: number, queueId: number, isDatagram: boolean): SharedList;
   createSrqRecvList(srq: SrqHandle, capacity: number, maxSge: number, queueId: number): SharedList;
+  createWqRecvList(wq: WqHandle, capacity: number, maxSge: number, queueId: number): SharedList;
   createRecvList(qp: QpHandle, capacity: number, maxSge: number, queueId: number): SharedList;
   createWcRing(cq: CqHandle, capacity: number): SharedList;
 }

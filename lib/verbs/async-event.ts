@@ -3,6 +3,7 @@ import { EventType } from '../native/constants.gen.ts';
 import type { AsyncEventsHandle, ContextHandle } from '../native/native.ts';
 import type { CompletionQueue } from './completion-queue.ts';
 import type { QueuePair } from './queue-pair.ts';
+import type { ReceiveWorkQueue } from './receive-work-queue.ts';
 import type { Resource } from './resource.ts';
 import type { SharedReceiveQueue } from './shared-receive-queue.ts';
 
@@ -18,6 +19,8 @@ export interface AsyncEvent {
   cq?: CompletionQueue;
   /** The shared receive queue. */
   srq?: SharedReceiveQueue;
+  /** The receive work queue. */
+  wq?: ReceiveWorkQueue;
   /** The port, from 1. */
   portNum?: number;
 }
@@ -36,11 +39,11 @@ export class AsyncEvents {
   }
 
   /** An object that events can be about, by what the addon calls it. */
-  enter(kind: 'qp' | 'cq' | 'srq', number: number, element: Resource): void {
+  enter(kind: 'qp' | 'cq' | 'srq' | 'wq', number: number, element: Resource): void {
     this.#elements.set(`${kind}${number}`, new WeakRef(element));
   }
 
-  leave(kind: 'qp' | 'cq' | 'srq', number: number): void {
+  leave(kind: 'qp' | 'cq' | 'srq' | 'wq', number: number): void {
     this.#elements.delete(`${kind}${number}`);
   }
 
@@ -91,4 +94,4 @@ export class AsyncEvents {
 }
 
 // As in native/verbs/async_event.cc.
-const kinds = [undefined, 'portNum', 'qp', 'cq', 'srq'] as const;
+const kinds = [undefined, 'portNum', 'qp', 'cq', 'srq', 'wq'] as const;

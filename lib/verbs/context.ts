@@ -8,10 +8,12 @@ import type { ContextHandle, NativeGidEntry } from '../native/native.ts';
 import { type AsyncEvent, AsyncEvents } from './async-event.ts';
 import { CompletionChannel } from './completion-channel.ts';
 import { CompletionQueue } from './completion-queue.ts';
+import { Counters } from './counters.ts';
 import type { DeviceAttr, PortAttr } from './device-attributes.ts';
 import { chooseGid, formatGid, type GidEntry } from './gid.ts';
 import { explainPort } from './limits.ts';
 import { ProtectionDomain } from './protection-domain.ts';
+import { ReceiveWorkQueue, RwqIndTable, type WqInitAttr } from './receive-work-queue.ts';
 import { Resource } from './resource.ts';
 
 /** An RDMA device of this machine, as `ibv_get_device_list` lists it. */
@@ -321,6 +323,40 @@ export class Context extends Resource {
     }
     const events = channel === undefined ? this.#sharedChannel() : channel;
     return new CompletionQueue(this, this.handle, cqe, events, compVector);
+  }
+
+  /**
+   * Creates counters for flow steering rules.
+   *
+   * @throws RdmaError EOPNOTSUPP where the device has none
+   * @see ibv_create_counters(3)
+   */
+  createCounters(): Counters {
+    this.requireOpen();
+    return new Counters(this);
+  }
+
+  /**
+   * Creates a receive work queue, in the state RESET.
+   *
+   * @throws RdmaError EOPNOTSUPP where the device has none, EINVAL or ENOMEM where it has none that large
+   * @see ibv_create_wq(3)
+   */
+  createWq(attr: WqInitAttr): ReceiveWorkQueue {
+    this.requireOpen();
+    return new ReceiveWorkQueue(this, attr);
+  }
+
+  /**
+   * Creates a table of receive work queues, for a queue pair with receive side scaling.
+   *
+   * @param indTbl - the queues: as many as a power of two, of which one may be there several times
+   * @throws RdmaError EOPNOTSUPP where the device has none
+   * @see ibv_create_rwq_ind_table(3)
+   */
+  createRwqIndTable(indTbl: readonly ReceiveWorkQueue[]): RwqIndTable {
+    this.requireOpen();
+    return new RwqIndTable(this, indTbl);
   }
 
   #sharedChannel(): CompletionChannel {

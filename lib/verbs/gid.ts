@@ -35,12 +35,13 @@ export function formatGid(bytes: Uint8Array): string {
  * Parses a GID.
  *
  * @param gid - in any notation of IPv6, without a zone
+ * @param name - what errors call it
  * @returns its 16 bytes, in network order
  * @throws TypeError `ERR_INVALID_ARG_TYPE`, `ERR_INVALID_ARG_VALUE`
  */
-export function parseGid(gid: string): Buffer {
-  if (typeof gid !== 'string') throw typeError('gid', 'a string', gid);
-  if (!isIPv6(gid) || gid.includes('%')) throw valueError(`gid must be written as an IPv6 address, not '${gid}'`);
+export function parseGid(gid: string, name = 'gid'): Buffer {
+  if (typeof gid !== 'string') throw typeError(name, 'a string', gid);
+  if (!isIPv6(gid) || gid.includes('%')) throw valueError(`${name} must be written as an IPv6 address, not '${gid}'`);
   // An IPv4 tail is two groups.
   const tail = gid.slice(gid.lastIndexOf(':') + 1);
   let text = gid;

@@ -6,6 +6,7 @@
 
 #include <list>
 #include <memory>
+#include <string>
 
 #include "core/environment.h"
 #include "core/errors.h"
@@ -53,12 +54,27 @@ Napi::Object WrapHandle(Napi::Env env, std::shared_ptr<T> owner) {
   return Cell::Wrap(env, HandleType<T>::tag, HandleType<T>::name, std::move(owner));
 }
 
-// The owner behind a handle argument; throws for a wrong object, and ERR_RDMA_CLOSED for a closed one.
+// The owner behind a handle; throws for a wrong object, and ERR_RDMA_CLOSED for a closed one.
+template <class T>
+std::shared_ptr<T> ToHandle(Napi::Env env, napi_value value) {
+  const Cell& cell = Cell::From(env, value, HandleType<T>::tag, HandleType<T>::name);
+  if (!cell.owner()) ThrowClosed(env, HandleType<T>::name);
+  return std::static_pointer_cast<T>(cell.owner());
+}
+
 template <class T>
 std::shared_ptr<T> HandleArg(const Napi::CallbackInfo& info, size_t index) {
-  const Cell& cell = Cell::From(info.Env(), info[index], HandleType<T>::tag, HandleType<T>::name);
-  if (!cell.owner()) ThrowClosed(info.Env(), HandleType<T>::name);
-  return std::static_pointer_cast<T>(cell.owner());
+  return ToHandle<T>(info.Env(), info[index]);
+}
+
+// The owners behind an array of handles, in its order.
+template <class T>
+std::list<std::shared_ptr<T>> HandleListArg(const Napi::CallbackInfo& info, size_t index, const char* name) {
+  if (!info[index].IsArray()) ThrowType(info.Env(), std::string(name) + " is not an array");
+  auto array = info[index].As<Napi::Array>();
+  std::list<std::shared_ptr<T>> handles;
+  for (uint32_t i = 0; i < array.Length(); i++) handles.push_back(ToHandle<T>(info.Env(), array.Get(i)));
+  return handles;
 }
 
 }  // namespace rdma

@@ -19,6 +19,7 @@ constexpr uint32_t kMaxSge = 256;
 
 inline int PostClassic(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) { return ibv_post_send(qp, wr, bad); }
 inline int PostRecv(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); }
+inline int PostWqRecv(ibv_wq* wq, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_wq_recv(wq, wr, bad); }
 inline int PostSrqRecv(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_srq_recv(srq, wr, bad); }
 
 // (capacity, inOrder): the queue's words, and its id. It goes with them, or when the queue pair is closed.
@@ -223,6 +224,7 @@ void ExportDatapath(Napi::Object exports) {
   Export(exports, "destroyWorkQueue", DestroyWorkQueue);
   Export(exports, "createSendList", CreateSendList);
   Export(exports, "createRecvList", PostList<QpHandle, ibv_recv_wr, PostRecv>::Create);
+  Export(exports, "createWqRecvList", PostList<WqHandle, ibv_recv_wr, PostWqRecv>::Create);
   Export(exports, "createSrqRecvList", PostList<SrqHandle, ibv_recv_wr, PostSrqRecv>::Create);
   Export(exports, "createWcRing", WcRing::Create);
 }

@@ -13,7 +13,7 @@ namespace rdma {
 namespace {
 
 // What an event is about, and the number that TypeScript knows it by. The order is known to lib/verbs/async-event.ts.
-enum Kind : uint32_t { kDevice, kPort, kQp, kCq, kSrq };
+enum Kind : uint32_t { kDevice, kPort, kQp, kCq, kSrq, kWq };
 struct Element {
   Kind kind;
   uint32_t number;
@@ -35,6 +35,8 @@ Element ElementOf(const ibv_async_event& event) {
     case IBV_EVENT_SRQ_ERR:
     case IBV_EVENT_SRQ_LIMIT_REACHED:
       return {kSrq, static_cast<uint32_t>(reinterpret_cast<uintptr_t>(event.element.srq->srq_context))};
+    case IBV_EVENT_WQ_FATAL:
+      return {kWq, static_cast<uint32_t>(reinterpret_cast<uintptr_t>(event.element.wq->wq_context))};
     case IBV_EVENT_PORT_ACTIVE:
     case IBV_EVENT_PORT_ERR:
     case IBV_EVENT_LID_CHANGE:

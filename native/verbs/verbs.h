@@ -7,11 +7,13 @@
 #include "handles/ah_handle.h"
 #include "handles/context_handle.h"
 #include "handles/cq_handle.h"
+#include "handles/flow_handle.h"
 #include "handles/mr_handle.h"
 #include "handles/mw_handle.h"
 #include "handles/pd_handle.h"
 #include "handles/qp_handle.h"
 #include "handles/srq_handle.h"
+#include "handles/wq_handle.h"
 
 namespace rdma {
 
@@ -24,6 +26,10 @@ RDMA_HANDLE_TYPE(QpHandle, "QueuePair", 6);
 RDMA_HANDLE_TYPE(AhHandle, "AddressHandle", 7);
 RDMA_HANDLE_TYPE(SrqHandle, "SharedReceiveQueue", 8);
 RDMA_HANDLE_TYPE(MwHandle, "MemoryWindow", 9);
+RDMA_HANDLE_TYPE(FlowHandle, "Flow", 20);
+RDMA_HANDLE_TYPE(CountersHandle, "Counters", 21);
+RDMA_HANDLE_TYPE(WqHandle, "ReceiveWorkQueue", 22);
+RDMA_HANDLE_TYPE(RwqIndTableHandle, "RwqIndTable", 23);
 
 using Method = Napi::Value (*)(const Napi::CallbackInfo&);
 inline void Export(Napi::Object exports, const char* name, Method method) {
@@ -59,6 +65,8 @@ void ExportAddressHandle(Napi::Object exports);
 void ExportAsyncEvent(Napi::Object exports);
 void ExportSharedReceiveQueue(Napi::Object exports);
 void ExportMemoryWindow(Napi::Object exports);
+void ExportFlow(Napi::Object exports);
+void ExportReceiveWorkQueue(Napi::Object exports);
 void ExportDatapath(Napi::Object exports);
 void ExportConstants(Napi::Object exports);
 

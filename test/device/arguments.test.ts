@@ -365,6 +365,9 @@ const methods: Record<string, Record<string, (object: never) => unknown>> = {
     allocPd: (context: Context) => context.allocPd(),
     createCompChannel: (context: Context) => context.createCompChannel(),
     createCq: (context: Context) => context.createCq(8),
+    createCounters: (context: Context) => context.createCounters(),
+    createWq: (context: Context) => context.createWq({ pd: spare.pd, cq: spare.cq }),
+    createRwqIndTable: (context: Context) => context.createRwqIndTable([]),
     getAsyncEvent: (context: Context) => context.getAsyncEvent(),
     asyncEvents: (context: Context) => context.asyncEvents().next(),
   },
@@ -401,6 +404,7 @@ const methods: Record<string, Record<string, (object: never) => unknown>> = {
     bindMw: (qp: QueuePair) => qp.bindMw(spareMw, { local: spare.mr.slice(), access: 0 }),
     attachMcast: (qp: QueuePair) => qp.attachMcast('ff0e::1'),
     detachMcast: (qp: QueuePair) => qp.detachMcast('ff0e::1'),
+    createFlow: (qp: QueuePair) => qp.createFlow({}),
   },
 };
 

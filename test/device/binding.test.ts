@@ -1,7 +1,8 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { QpType } from '../../lib/index.ts';
+import { FlowSpecType, QpType } from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
-import { deviceA, expectNoLeaks } from './fixture.ts';
+import { encodeFlow } from '../../lib/verbs/flow-spec.ts';
+import { deviceA, expectNoLeaks, isRxe } from './fixture.ts';
 
 /** The addon by name, without its types: what stands between a mistake in lib/ and a crash. */
 type Native = (...args: unknown[]) => unknown;
@@ -32,12 +33,21 @@ beforeAll(() => {
   handles.AddressHandle = (call('createAh', pd, { ahAttr }) as { handle: unknown }).handle;
   handles.AsyncEvents = call('createAsyncEvents', handles.Context, () => {});
   handles.QueuePair = (call('createQp', pd, cq, cq, null, rc()) as { handle: unknown }).handle;
+  // Soft-RoCE has none of these.
+  if (isRxe) return;
+  handles.Counters = call('createCounters', handles.Context);
+  handles.ReceiveWorkQueue = (call('createWq', pd, cq, 4, 1, 0, 1) as { handle: unknown }).handle;
+  const table = call('createRwqIndTable', handles.Context, [handles.ReceiveWorkQueue]) as { handle: unknown };
+  handles.RwqIndTable = table.handle;
+  const datagrams = { ...rc(), qpType: QpType.UD };
+  handles.Datagrams = (call('createQp', pd, cq, cq, null, datagrams) as { handle: unknown }).handle;
+  handles.Flow = call('createFlow', handles.Datagrams, encodeFlow({}).bytes, []);
 });
 afterAll(() => {
   for (const [name, handle] of Object.entries(destroyers)
     .map(([kind, name]) => [name, handles[kind]] as const)
     .reverse()) {
-    call(name, handle);
+    if (handle !== undefined) call(name, handle);
   }
   expect(binding().census().open).toBe(0);
 });
@@ -54,6 +64,11 @@ const destroyers = {
   AddressHandle: 'destroyAh',
   AsyncEvents: 'destroyAsyncEvents',
   QueuePair: 'destroyQp',
+  Counters: 'destroyCounters',
+  ReceiveWorkQueue: 'destroyWq',
+  RwqIndTable: 'destroyRwqIndTable',
+  Datagrams: 'destroyQp',
+  Flow: 'destroyFlow',
 };
 
 /** What each function takes first, of those that take a handle. */
@@ -99,6 +114,14 @@ const kinds: Record<string, keyof typeof destroyers> = {
   queryQpDataInOrder: 'QueuePair',
   createSendList: 'QueuePair',
   createRecvList: 'QueuePair',
+  createFlow: 'QueuePair',
+  createCounters: 'Context',
+  attachCounters: 'Counters',
+  readCounters: 'Counters',
+  createWq: 'ProtectionDomain',
+  modifyWq: 'ReceiveWorkQueue',
+  createWqRecvList: 'ReceiveWorkQueue',
+  createRwqIndTable: 'Context',
   ...Object.fromEntries(Object.entries(destroyers).map(([kind, name]) => [name, kind as keyof typeof destroyers])),
 };
 
@@ -154,10 +177,12 @@ describe('every function of the addon', () => {
       const wrong = [
         ...garbage,
         ...Object.keys(handles)
-          .filter((other) => other !== kind)
+          .filter((other) => destroyers[other as keyof typeof destroyers] !== destroyers[kind])
           .map((other) => handles[other]),
       ];
-      for (const value of [...wrong, Object.create(handles[kind] as object), new Proxy(handles[kind] as object, {})]) {
+      const own = handles[kind] as object | undefined;
+      const like = own === undefined ? [] : [Object.create(own), new Proxy(own, {})];
+      for (const value of [...wrong, ...like]) {
         const rest = [value, value, value, value, value];
         const error = failure(name, [value, ...rest]);
         expect(error?.code, `${name}(${typeof value})`).toBe('ERR_INVALID_ARG_TYPE');
@@ -169,12 +194,13 @@ describe('every function of the addon', () => {
     const numbers = new Set<unknown>([0, -1, Number.NaN]);
     for (const [name, kind] of Object.entries(kinds)) {
       // Those that take the handle only would do what they are for.
-      if (Object.values(destroyers).includes(name)) continue;
+      if (Object.values(destroyers).includes(name) || handles[kind] === undefined) continue;
       if (
         [
           'queryDevice',
           'allocPd',
           'createCompChannel',
+          'createCounters',
           'startChannelEvents',
           'stopChannelEvents',
           'startAsyncEvents',
@@ -211,6 +237,19 @@ describe('every function of the addon', () => {
     ] as const) {
       expect(failure(name, [...args])?.code, name).toBe('ERR_INVALID_ARG_TYPE');
     }
+  });
+
+  it('refuses a flow whose bytes are not what they say', () => {
+    const { bytes } = encodeFlow({ specs: [{ type: FlowSpecType.UDP, val: { dstPort: 1 } }] });
+    const changed = (at: number, value: number) => Buffer.from(bytes).fill(value, at, at + 1);
+    // The size of all, the number of specs, the type and the size of the first.
+    const wrong = [8, 12, 20, 24].flatMap((at) => [0, 1, 0x7f, 0xff].map((value) => changed(at, value)));
+    const count = encodeFlow({ specs: [{ type: FlowSpecType.ACTION_DROP }] }).bytes;
+    const others = [bytes.subarray(0, -1), Buffer.concat([bytes, count]), new Uint16Array(32)];
+    for (const given of [...wrong.filter((each) => !each.equals(bytes)), ...others]) {
+      expect(failure('createFlow', [handles.QueuePair, given, []])?.code).toBe('ERR_INVALID_ARG_TYPE');
+    }
+    expect(failure('createFlow', [handles.QueuePair, bytes, [handles.QueuePair]])?.code).toBe('ERR_INVALID_ARG_TYPE');
   });
 
   it('refuses ranges that memory does not have', () => {

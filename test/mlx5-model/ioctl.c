@@ -26,6 +26,9 @@ static const struct method {
     METHOD(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC, method_async_event_alloc, 1, 0),
     METHOD(MLX5_IB_OBJECT_UAR, MLX5_IB_METHOD_UAR_OBJ_ALLOC, method_uar_alloc, 0, 5),
     METHOD(MLX5_IB_OBJECT_UAR, MLX5_IB_METHOD_UAR_OBJ_DESTROY, method_uar_destroy, 0, 1),
+    METHOD(UVERBS_OBJECT_COUNTERS, UVERBS_METHOD_COUNTERS_CREATE, method_counters_create, 1, 0),
+    METHOD(UVERBS_OBJECT_COUNTERS, UVERBS_METHOD_COUNTERS_DESTROY, method_counters_destroy, 1, 0),
+    METHOD(UVERBS_OBJECT_COUNTERS, UVERBS_METHOD_COUNTERS_READ, method_counters_read, 3, 0),
     METHOD(UVERBS_OBJECT_PD, MLX5_IB_METHOD_PD_QUERY, method_pd_query, 0, 2),
     METHOD(MLX5_IB_OBJECT_DEVX, MLX5_IB_METHOD_DEVX_OTHER, method_devx_other, 0, 2),
     METHOD(MLX5_IB_OBJECT_DEVX_OBJ, MLX5_IB_METHOD_DEVX_OBJ_QUERY, method_devx_obj_query, 0, 3),
@@ -58,6 +61,11 @@ const void* call_in_array(const struct call* call, uint16_t id, size_t* size) {
   const struct ib_uverbs_attr* a = attribute(call, id);
   *size = a ? a->len : 0;
   return !a ? NULL : a->len <= sizeof a->data ? (const void*)&a->data : (const void*)a->data;
+}
+
+size_t call_size(const struct call* call, uint16_t id) {
+  const struct ib_uverbs_attr* a = attribute(call, id);
+  return a ? a->len : 0;
 }
 
 uint32_t call_handle(const struct call* call, uint16_t id) {

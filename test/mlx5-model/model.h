@@ -89,7 +89,20 @@ static inline void list_remove(struct list* l) {
   list_init(l);
 }
 
-enum kind { KIND_PD, KIND_MKEY, KIND_AH, KIND_CQ, KIND_SRQ, KIND_QP, KIND_UAR, KIND_COUNT };
+enum kind {
+  KIND_PD,
+  KIND_MKEY,
+  KIND_AH,
+  KIND_CQ,
+  KIND_SRQ,
+  KIND_QP,
+  KIND_UAR,
+  KIND_FLOW,
+  KIND_COUNTERS,
+  KIND_WQ,
+  KIND_TABLE,
+  KIND_COUNT
+};
 
 struct ctx;
 
@@ -416,6 +429,8 @@ bool call_has(const struct call* call, uint16_t id) HIDDEN;
 void call_in(const struct call* call, uint16_t id, void* to, size_t size) HIDDEN;
 uint64_t call_u64(const struct call* call, uint16_t id) HIDDEN;
 const void* call_in_array(const struct call* call, uint16_t id, size_t* size) HIDDEN;
+/* How much room there is for an answer. */
+size_t call_size(const struct call* call, uint16_t id) HIDDEN;
 uint32_t call_handle(const struct call* call, uint16_t id) HIDDEN;
 /* The context's own object that the handle names, or NULL. */
 void* call_object(const struct call* call, uint16_t id, enum kind kind) HIDDEN;
@@ -426,7 +441,14 @@ int uverbs_ioctl(struct ctx* c, void* arg) HIDDEN;
 
 method_fn method_get_context HIDDEN, method_query_context HIDDEN, method_async_event_alloc HIDDEN;
 method_fn method_devx_other HIDDEN, method_devx_obj_query HIDDEN, method_devx_obj_modify HIDDEN;
+method_fn method_counters_create HIDDEN, method_counters_destroy HIDDEN, method_counters_read HIDDEN;
 method_fn method_uar_alloc HIDDEN, method_uar_destroy HIDDEN, method_pd_query HIDDEN;
+
+command_fn cmd_ex_create_flow HIDDEN, cmd_ex_destroy_flow HIDDEN, cmd_ex_create_wq HIDDEN, cmd_ex_modify_wq HIDDEN;
+command_fn cmd_ex_destroy_wq HIDDEN, cmd_ex_create_rwq_ind_table HIDDEN, cmd_ex_destroy_rwq_ind_table HIDDEN;
+void flow_destroy(struct object* o) HIDDEN;
+void wq_destroy(struct object* o) HIDDEN;
+void table_destroy(struct object* o) HIDDEN;
 
 /* Checks an address vector as the kernel does; 0 or an errno. */
 int check_address(uint8_t port, bool is_global, unsigned sgid_index) HIDDEN;

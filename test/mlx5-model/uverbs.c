@@ -41,6 +41,15 @@ static const struct {
     PLAIN(MODIFY_SRQ, cmd_modify_srq),
     PLAIN(QUERY_SRQ, cmd_query_srq),
     PLAIN(DESTROY_SRQ, cmd_destroy_srq),
+#define EXTENDED(NAME, fn) [IB_USER_VERBS_EX_CMD_##NAME] = {#NAME, NULL, fn}
+    EXTENDED(CREATE_FLOW, cmd_ex_create_flow),
+    EXTENDED(DESTROY_FLOW, cmd_ex_destroy_flow),
+    EXTENDED(CREATE_WQ, cmd_ex_create_wq),
+    EXTENDED(MODIFY_WQ, cmd_ex_modify_wq),
+    EXTENDED(DESTROY_WQ, cmd_ex_destroy_wq),
+    EXTENDED(CREATE_RWQ_IND_TBL, cmd_ex_create_rwq_ind_table),
+    EXTENDED(DESTROY_RWQ_IND_TBL, cmd_ex_destroy_rwq_ind_table),
+#undef EXTENDED
 #undef PLAIN
 #undef BOTH
 };

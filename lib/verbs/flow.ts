@@ -1,0 +1,45 @@
+import { valueError } from '../args.ts';
+import { binding } from '../native/binding.ts';
+import type { FlowHandle } from '../native/native.ts';
+import type { EncodedFlow } from './flow-spec.ts';
+import type { QueuePair } from './queue-pair.ts';
+import { Resource } from './resource.ts';
+
+/**
+ * A flow steering rule: `struct ibv_flow`: packets that match it go to its queue pair. Made by `qp.createFlow()`, in force
+ * until it is closed.
+ *
+ * @see ibv_create_flow(3)
+ */
+export class Flow extends Resource {
+  /** Where the packets go. */
+  readonly qp: QueuePair;
+  /** @internal */
+  readonly handle: FlowHandle;
+
+  /** @internal */
+  constructor(qp: QueuePair, { bytes, counters }: EncodedFlow) {
+    if (counters.some(({ context }) => context !== qp.pd.context)) {
+      throw valueError('attr.specs counts into counters of another device');
+    }
+    const handle = binding().createFlow(
+      qp.handle,
+      bytes,
+      counters.map((each) => each.handle),
+    );
+    super([qp, ...new Set<Resource>(counters)]);
+    this.qp = qp;
+    this.handle = handle;
+  }
+
+  /** @internal */
+  describe(): string {
+    return `Flow to ${this.qp.describe()}`;
+  }
+
+  protected readonly destroyVerb = 'ibv_destroy_flow';
+
+  protected destroy(): void {
+    binding().destroyFlow(this.handle);
+  }
+}
