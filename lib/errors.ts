@@ -45,6 +45,8 @@ export class RdmaError extends Error {
     this.errno = -errno;
     this.syscall = syscall;
     this.detail = detail;
+    // It is in the message.
+    Object.defineProperty(this, 'detail', { enumerable: false });
   }
 
   /** The same failure with more said about it, and the stack of the caller. @internal */

@@ -29,6 +29,7 @@ export {
   RdmaUnavailableError,
   WorkCompletionError,
 } from './errors.ts';
+export { flagNames } from './inspect.ts';
 export * from './native/constants.gen.ts';
 export type { QpCap } from './native/native.ts';
 export {
@@ -43,7 +44,7 @@ export {
 export { AnyQueuePair, type Ece, type QpRateLimitAttr } from './verbs/any-queue-pair.ts';
 export type { AsyncEvent } from './verbs/async-event.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';
-export { CompletionQueue, type WorkCompletion } from './verbs/completion-queue.ts';
+export { CompletionQueue } from './verbs/completion-queue.ts';
 export { Context, type Device, getDeviceList, openDevice } from './verbs/context.ts';
 export { Counters } from './verbs/counters.ts';
 export type { DeviceAttr, PortAttr } from './verbs/device-attributes.ts';
@@ -80,3 +81,4 @@ export { SendList } from './verbs/send-list.ts';
 export type { SendWr, Tso } from './verbs/send-wr.ts';
 export { SharedReceiveQueue, type SrqAttr, type SrqInitAttr } from './verbs/shared-receive-queue.ts';
 export { eventTypeStr, nodeTypeStr, portStateStr, wcStatusName, wcStatusStr } from './verbs/text.ts';
+export type { WorkCompletion } from './verbs/work-completion.ts';

@@ -1,12 +1,14 @@
+import { inspect } from 'node:util';
 import { boolean, instance, readOptions, valueError } from '../args.ts';
 import { RdmaClosedError, WorkCompletionError } from '../errors.ts';
+import { type Inspecting, shown, word } from '../inspect.ts';
 import { QpState, SendFlags, WcFlags, WcStatus, WrOpcode } from '../native/constants.gen.ts';
-import type { WorkCompletion } from '../verbs/completion-queue.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import { QueuePair } from '../verbs/queue-pair.ts';
 import type { RemoteSlice } from '../verbs/remote-region.ts';
 import type { SendWr } from '../verbs/send-wr.ts';
 import { wcStatusName, wcStatusStr } from '../verbs/text.ts';
+import type { WorkCompletion } from '../verbs/work-completion.ts';
 
 /** How an operation is executed. */
 export interface OperationOptions {
@@ -198,6 +200,16 @@ export class Endpoint {
   /** The same as `close()`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  /** @internal */
+  [inspect.custom](...how: Inspecting): object | string {
+    const tag = #closing in this && this.#closing ? (this.qp.closed ? 'closed' : 'closing') : undefined;
+    const fields = () => ({
+      qp: this.qp,
+      privateData: this.privateData.length === 0 ? undefined : word(`${this.privateData.length} bytes`),
+    });
+    return shown('Endpoint', tag, fields, ...how);
   }
 
   async #close(): Promise<void> {

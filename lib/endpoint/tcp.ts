@@ -1,7 +1,9 @@
 import { once } from 'node:events';
 import { connect as connectSocket, createServer, type Server, type Socket } from 'node:net';
+import { inspect } from 'node:util';
 import { abortSignal, instance, integer, readOptions, string, typeError, valueError } from '../args.ts';
 import { RdmaClosedError } from '../errors.ts';
+import { type Inspecting, shown } from '../inspect.ts';
 import type { QpCap } from '../native/native.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
@@ -178,6 +180,12 @@ export class TcpListener {
   /** The same as `close()`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  /** @internal */
+  [inspect.custom](...how: Inspecting): object | string {
+    const tag = #abort in this && this.#abort.signal.aborted ? 'closed' : undefined;
+    return shown('TcpListener', tag, () => ({ port: this.port, unaccepted: this.#ready.length }), ...how);
   }
 
   #deliver(endpoint: Endpoint): void {

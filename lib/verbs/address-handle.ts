@@ -3,11 +3,11 @@ import { RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
 import { WcFlags } from '../native/constants.gen.ts';
 import type { AhHandle } from '../native/native.ts';
-import type { WorkCompletion } from './completion-queue.ts';
 import { formatGid, parseGid } from './gid.ts';
 import { explainAddress } from './limits.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import { Resource } from './resource.ts';
+import type { WorkCompletion } from './work-completion.ts';
 
 /** Global routing header of an address: `struct ibv_global_route`. Always there on RoCE. */
 export interface GlobalRoute {
@@ -39,8 +39,18 @@ export interface AhAttr {
   portNum?: number;
 }
 
+/** An address as the addon takes and gives it: complete, its GID as bytes. @internal */
+export interface CompleteAhAttr extends Required<Omit<AhAttr, 'grh'>> {
+  isGlobal: boolean;
+  grh: CompleteRoute | undefined;
+}
+
+interface CompleteRoute extends Required<Omit<GlobalRoute, 'dgid'>> {
+  dgid: Uint8Array;
+}
+
 /** A complete address for the addon, defaults filled in. @internal */
-export function ahAttr(value: AhAttr, name: string): object {
+export function ahAttr(value: AhAttr, name: string): CompleteAhAttr {
   const known = ['grh', 'dlid', 'sl', 'srcPathBits', 'staticRate', 'portNum'];
   const { grh, dlid = 0, sl = 0, srcPathBits = 0, staticRate = 0, portNum = 1 } = readOptions(value, name, known);
   return {
@@ -54,7 +64,7 @@ export function ahAttr(value: AhAttr, name: string): object {
   };
 }
 
-function globalRoute(value: GlobalRoute, name: string): object {
+function globalRoute(value: GlobalRoute, name: string): CompleteRoute {
   const known = ['dgid', 'sgidIndex', 'flowLabel', 'hopLimit', 'trafficClass'];
   const { dgid, sgidIndex, flowLabel = 0, hopLimit = 64, trafficClass = 0 } = readOptions(value, name, known);
   return {
@@ -77,13 +87,15 @@ export class AddressHandle extends Resource {
   readonly pd: ProtectionDomain;
   readonly #number: number;
   readonly #handle: AhHandle;
+  readonly #attr: CompleteAhAttr;
 
   /** @internal */
-  constructor(pd: ProtectionDomain, native: { handle: AhHandle; number: number }) {
+  constructor(pd: ProtectionDomain, native: { handle: AhHandle; number: number }, attr: CompleteAhAttr) {
     super([pd]);
     this.pd = pd;
     this.#number = native.number;
     this.#handle = native.handle;
+    this.#attr = attr;
   }
 
   /** Whether it is one, and not something that was made to look like one. @internal */
@@ -98,9 +110,9 @@ export class AddressHandle extends Resource {
 
   /** @internal */
   static create(pd: ProtectionDomain, attr: AhAttr): AddressHandle {
-    const native = { ahAttr: ahAttr(attr, 'attr') };
+    const complete = ahAttr(attr, 'attr');
     try {
-      return new AddressHandle(pd, binding().createAh(pd.handle, native));
+      return new AddressHandle(pd, binding().createAh(pd.handle, { ahAttr: complete }), complete);
     } catch (error) {
       const reasons = error instanceof RdmaError ? explainAddress(pd.context, attr) : [];
       throw error instanceof RdmaError && reasons.length > 0 ? error.explained(reasons.join('; ')) : error;
@@ -115,12 +127,21 @@ export class AddressHandle extends Resource {
       throw typeError('grh', `a Uint8Array of at least ${GRH_BYTES} bytes`, grh);
     }
     const header = grh === undefined ? null : new Uint8Array(grh.subarray(0, GRH_BYTES));
-    return new AddressHandle(pd, binding().createAhFromWc(pd.handle, pd.context.handle, portNum, wc, header));
+    const native = binding().createAhFromWc(pd.handle, pd.context.handle, portNum, wc, header);
+    return new AddressHandle(pd, native, native.attr as CompleteAhAttr);
   }
 
   /** @internal */
   describe(): string {
     return `AddressHandle ${this.#number}`;
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    const { isGlobal, grh, dlid, sl, portNum } = this.#attr;
+    if (!isGlobal || grh === undefined) return { dlid, sl, portNum };
+    const { dgid, sgidIndex, hopLimit } = grh;
+    return { dgid: formatGid(dgid), sgidIndex, hopLimit, dlid: dlid || undefined, sl: sl || undefined, portNum };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_ah';

@@ -1,13 +1,14 @@
 import { constants } from 'node:os';
 import { integer, oneOf, readOptions, uint32 } from '../args.ts';
 import { RdmaError } from '../errors.ts';
+import { hex, named } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
-import { QpAttrMask, QpState, type QpType, WrOpcode } from '../native/constants.gen.ts';
+import { QpAttrMask, QpState, QpType, WrOpcode } from '../native/constants.gen.ts';
 import type { QpCap, QpHandle } from '../native/native.ts';
 import type { Context } from './context.ts';
 import { formatGid } from './gid.ts';
 import { explainAddress, explainPort } from './limits.ts';
-import { nativeAttributes, type QpAttr, type QpAttrs } from './qp-attributes.ts';
+import { nativeAttributes, printedQpAttrs, type QpAttr, type QpAttrs } from './qp-attributes.ts';
 import { explainTransition } from './qp-transitions.ts';
 import { Resource } from './resource.ts';
 
@@ -138,7 +139,7 @@ export abstract class AnyQueuePair extends Resource {
     }
     attrs.rateLimit = this.#rateLimit;
     this.#enter(attrs.qpState);
-    return attrs;
+    return printedQpAttrs(attrs);
   }
 
   /**
@@ -246,6 +247,11 @@ export abstract class AnyQueuePair extends Resource {
   /** @internal */
   describe(): string {
     return `${this.constructor.name} 0x${this.qpNum.toString(16)}`;
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    return { qpNum: hex(this.qpNum), qpType: named(QpType)(this.qpType), state: named(QpState)(this.state) };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_qp';

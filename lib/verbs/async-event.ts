@@ -1,3 +1,4 @@
+import { named, nameOf, printed } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { EventType } from '../native/constants.gen.ts';
 import type { AsyncEventsHandle, ContextHandle } from '../native/native.ts';
@@ -6,6 +7,7 @@ import type { QueuePair } from './queue-pair.ts';
 import type { ReceiveWorkQueue } from './receive-work-queue.ts';
 import type { Resource } from './resource.ts';
 import type { SharedReceiveQueue } from './shared-receive-queue.ts';
+import { eventTypeStr } from './text.ts';
 
 /** An asynchronous event of a device: `struct ibv_async_event`. It says what it is about; the other fields are absent. */
 export interface AsyncEvent {
@@ -24,6 +26,9 @@ export interface AsyncEvent {
   /** The port, from 1. */
   portNum?: number;
 }
+
+// The name is in the type.
+const printedEvent = printed<AsyncEvent>('AsyncEvent', { type: named(EventType, eventTypeStr), name: null });
 
 /** The events of one context, and the objects that they can be about. @internal */
 export class AsyncEvents {
@@ -82,8 +87,7 @@ export class AsyncEvents {
   #arrived(numbers: number[]): void {
     for (let i = 0; i < numbers.length; i += 3) {
       const [type = 0, kind = 0, number = 0] = numbers.slice(i, i + 3);
-      const name = Object.entries(EventType).find(([, value]) => value === type)?.[0] ?? String(type);
-      const event: AsyncEvent = { type, name };
+      const event = printedEvent({ type, name: nameOf(EventType, type) });
       const element = kinds[kind];
       if (element === 'portNum') event.portNum = number;
       else if (element) Object.assign(event, { [element]: this.#elements.get(`${element}${number}`)?.deref() });

@@ -1,3 +1,4 @@
+import { brief } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import type { ChannelEventsHandle, ChannelHandle, ContextHandle } from '../native/native.ts';
 import type { CompletionQueue } from './completion-queue.ts';
@@ -50,6 +51,12 @@ export class CompletionChannel extends Resource {
   /** @internal */
   describe(): string {
     return 'CompletionChannel';
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    const queues = [...this.#queues.values()].filter((queue) => queue.deref() !== undefined).length;
+    return { context: brief(this.context), queues, waits: this.#waiting };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_comp_channel';

@@ -1,7 +1,9 @@
 import { constants } from 'node:os';
 import { setImmediate } from 'node:timers/promises';
+import { inspect } from 'node:util';
 import { abortSignal, boolean, integer, rangeError, readOptions, stateError } from '../args.ts';
 import { RdmaClosedError, RdmaError } from '../errors.ts';
+import { brief, type Inspecting } from '../inspect.ts';
 import { binding, doorbell } from '../native/binding.ts';
 import { Layout } from '../native/layout.gen.ts';
 import { BELL_COUNT, BELL_LIST, BELL_RESULT, type ContextHandle, type CqHandle } from '../native/native.ts';
@@ -9,38 +11,7 @@ import type { CompletionChannel } from './completion-channel.ts';
 import type { Context } from './context.ts';
 import { withinLimits } from './limits.ts';
 import { Resource } from './resource.ts';
-
-/** A work completion: `struct ibv_wc`. When `status` is not SUCCESS only `wrId`, `status`, `qpNum`, `vendorErr` are valid. */
-export interface WorkCompletion {
-  /** The `wrId` of the request. */
-  readonly wrId: number;
-  /** How it ended: one of `WcStatus`. */
-  readonly status: number;
-  /** What it did: one of `WcOpcode`. */
-  readonly opcode: number;
-  /** The provider's own error code; 0 where it has none. */
-  readonly vendorErr: number;
-  /** Bytes received, or read; not set for a write. */
-  readonly byteLen: number;
-  /** Immediate data in host byte order, where `wcFlags` has `WITH_IMM`. */
-  readonly immData: number;
-  /** The key that the peer invalidated, where `wcFlags` has `WITH_INV`. */
-  readonly invalidatedRkey: number;
-  /** Number of the local queue pair. */
-  readonly qpNum: number;
-  /** Number of the sending queue pair (UD). */
-  readonly srcQp: number;
-  /** `WcFlags`, joined with `|`. */
-  readonly wcFlags: number;
-  /** Index of the partition key (UD, GSI). */
-  readonly pkeyIndex: number;
-  /** Local identifier of the sender (UD on InfiniBand). */
-  readonly slid: number;
-  /** Service level (UD). */
-  readonly sl: number;
-  /** Path bits of the destination (UD on InfiniBand). */
-  readonly dlidPathBits: number;
-}
+import { Completion, shownCompletion, type WorkCompletion } from './work-completion.ts';
 
 const WORDS = Layout.wc.size / 4;
 const STATUS = Layout.wc.status / 4;
@@ -126,24 +97,10 @@ class Cursor implements WorkCompletion {
     return this.#bytes.getUint8(this.#base * 4 + Layout.wc.dlidPathBits);
   }
   toJSON(): WorkCompletion {
-    const { wrId, status, opcode, vendorErr, byteLen, immData, invalidatedRkey, qpNum, srcQp, wcFlags } = this;
-    const { pkeyIndex, slid, sl, dlidPathBits } = this;
-    return {
-      wrId,
-      status,
-      opcode,
-      vendorErr,
-      byteLen,
-      immData,
-      invalidatedRkey,
-      qpNum,
-      srcQp,
-      wcFlags,
-      pkeyIndex,
-      slid,
-      sl,
-      dlidPathBits,
-    };
+    return new Completion(this);
+  }
+  [inspect.custom](...how: Inspecting): object | string {
+    return shownCompletion(this, ...how);
   }
 }
 
@@ -360,6 +317,12 @@ export class CompletionQueue extends Resource {
   /** @internal */
   describe(): string {
     return `CompletionQueue (${this.cqe} entries)`;
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    const { cqe, channel, context } = this;
+    return { cqe, context: brief(context), channel: channel && brief(channel), queuePairs: this.#attached.size };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_cq';

@@ -2,19 +2,22 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { constants } from 'node:os';
 import { abortSignal, instance, integer, readOptions, string, typeError, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
+import { named, printed } from '../inspect.ts';
 import { binding, verbs } from '../native/binding.ts';
-import { GidType, PortState } from '../native/constants.gen.ts';
+import { GidType, NodeType, PortState, TransportType } from '../native/constants.gen.ts';
 import type { ContextHandle, NativeGidEntry } from '../native/native.ts';
 import { type AsyncEvent, AsyncEvents } from './async-event.ts';
 import { CompletionChannel } from './completion-channel.ts';
 import { CompletionQueue } from './completion-queue.ts';
 import { Counters } from './counters.ts';
-import type { DeviceAttr, PortAttr } from './device-attributes.ts';
-import { chooseGid, formatGid, type GidEntry } from './gid.ts';
+import { type DeviceAttr, type PortAttr, printedDeviceAttr, printedPortAttr } from './device-attributes.ts';
+import { chooseGid, formatGid, type GidEntry, printedGidEntry } from './gid.ts';
 import { explainPort } from './limits.ts';
+
 import { ProtectionDomain } from './protection-domain.ts';
 import { ReceiveWorkQueue, RwqIndTable, type WqInitAttr } from './receive-work-queue.ts';
 import { Resource } from './resource.ts';
+import { nodeTypeStr } from './text.ts';
 
 /** An RDMA device of this machine, as `ibv_get_device_list` lists it. */
 export interface Device {
@@ -34,6 +37,11 @@ export interface Device {
   ibdevPath: string;
 }
 
+const printedDevice = printed<Device>('Device', {
+  nodeType: named(NodeType, nodeTypeStr),
+  transportType: named(TransportType),
+});
+
 /**
  * The RDMA devices of this machine.
  *
@@ -43,7 +51,7 @@ export interface Device {
  * @see ibv_get_device_list(3)
  */
 export function getDeviceList(): Device[] {
-  return verbs().getDeviceList();
+  return verbs().getDeviceList().map(printedDevice);
 }
 
 /**
@@ -122,7 +130,7 @@ export class Context extends Resource {
   /** Attributes and limits of the device. @see ibv_query_device(3) */
   queryDevice(): DeviceAttr {
     this.requireOpen();
-    return binding().queryDevice(this.handle) as unknown as DeviceAttr;
+    return printedDeviceAttr(binding().queryDevice(this.handle) as unknown as DeviceAttr);
   }
 
   /**
@@ -133,7 +141,8 @@ export class Context extends Resource {
    * @see ibv_query_port(3)
    */
   queryPort(portNum: number): PortAttr {
-    return this.#atPort(portNum, () => binding().queryPort(this.handle, portNum)) as unknown as PortAttr;
+    const native = this.#atPort(portNum, () => binding().queryPort(this.handle, portNum));
+    return printedPortAttr(native as unknown as PortAttr);
   }
 
   /**
@@ -166,7 +175,7 @@ export class Context extends Resource {
       if (!(error instanceof RdmaError && error.code === 'EOPNOTSUPP')) throw error;
       entries = ports.flatMap((port) => this.#sysfsGidTable(port));
     }
-    return entries.map((entry) => ({ ...entry, gid: formatGid(entry.gid) }));
+    return entries.map(gidEntry);
   }
 
   /**
@@ -212,8 +221,7 @@ export class Context extends Resource {
    */
   queryGidEx(portNum: number, gidIndex: number): GidEntry {
     const index = integer(gidIndex, 'gidIndex', 0, 0x7fff_ffff);
-    const entry = this.#atPort(portNum, () => binding().queryGidEx(this.handle, portNum, index));
-    return { ...entry, gid: formatGid(entry.gid) };
+    return gidEntry(this.#atPort(portNum, () => binding().queryGidEx(this.handle, portNum, index)));
   }
 
   /**
@@ -393,6 +401,11 @@ export class Context extends Resource {
     return `Context of ${this.name}`;
   }
 
+  /** @internal */
+  protected override fields(): object {
+    return { name: this.name, numCompVectors: this.numCompVectors };
+  }
+
   protected readonly destroyVerb = 'ibv_close_device';
 
   protected destroy(): void {
@@ -406,6 +419,10 @@ export class Context extends Resource {
     if (channel && !channel.closed && channel.idle) channel.close();
     super.close(options);
   }
+}
+
+function gidEntry(entry: NativeGidEntry): GidEntry {
+  return printedGidEntry({ ...entry, gid: formatGid(entry.gid) });
 }
 
 function checkPort(portNum: number): number {

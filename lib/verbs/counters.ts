@@ -1,4 +1,5 @@
 import { instance, integer, oneOf, readOptions, uint32 } from '../args.ts';
+import { brief } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { CounterDescription } from '../native/constants.gen.ts';
 import type { CountersHandle } from '../native/native.ts';
@@ -59,6 +60,11 @@ export class Counters extends Resource {
   /** @internal */
   describe(): string {
     return 'Counters';
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    return { context: brief(this.context) };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_counters';

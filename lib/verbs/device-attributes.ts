@@ -1,4 +1,6 @@
-import type { Mtu } from '../native/constants.gen.ts';
+import { flagged, hex, hex64, named, printed } from '../inspect.ts';
+import { AtomicCap, DeviceCapFlags, LinkLayer, Mtu, PortCapFlags, PortState } from '../native/constants.gen.ts';
+import { portStateStr } from './text.ts';
 
 /** Attributes of a device: `struct ibv_device_attr`. Numbers are limits unless they say otherwise. */
 export interface DeviceAttr {
@@ -131,3 +133,24 @@ export interface PortAttr {
   /** Further capabilities. */
   portCapFlags2: number;
 }
+
+/** @internal */
+export const printedDeviceAttr = printed<DeviceAttr>('DeviceAttr', {
+  nodeGuid: hex64,
+  sysImageGuid: hex64,
+  maxMrSize: hex,
+  pageSizeCap: hex,
+  vendorId: hex,
+  hwVer: hex,
+  deviceCapFlags: flagged(DeviceCapFlags),
+  atomicCap: named(AtomicCap),
+});
+
+/** @internal */
+export const printedPortAttr = printed<PortAttr>('PortAttr', {
+  state: named(PortState, portStateStr),
+  maxMtu: named(Mtu),
+  activeMtu: named(Mtu),
+  portCapFlags: flagged(PortCapFlags),
+  linkLayer: named(LinkLayer),
+});

@@ -1,4 +1,5 @@
 import { valueError } from '../args.ts';
+import { brief } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import type { FlowHandle } from '../native/native.ts';
 import type { EncodedFlow } from './flow-spec.ts';
@@ -35,6 +36,11 @@ export class Flow extends Resource {
   /** @internal */
   describe(): string {
     return `Flow to ${this.qp.describe()}`;
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    return { qp: brief(this.qp) };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_flow';

@@ -1,5 +1,6 @@
 import { isIPv4, isIPv6, SocketAddress } from 'node:net';
 import { typeError, valueError } from '../args.ts';
+import { named, printed } from '../inspect.ts';
 import { GidType } from '../native/constants.gen.ts';
 
 /** An entry of a port's GID table: `struct ibv_gid_entry`. */
@@ -15,6 +16,9 @@ export interface GidEntry {
   /** The network interface it belongs to, or null (InfiniBand, or one in another network namespace). */
   netdev: string | null;
 }
+
+/** @internal */
+export const printedGidEntry = printed<GidEntry>('GidEntry', { gidType: named(GidType) });
 
 /**
  * Formats a GID as an IPv6 address.

@@ -1,6 +1,8 @@
 import { readFileSync } from 'node:fs';
+import { inspect } from 'node:util';
 import { integer, rangeError, stateError, typeError } from '../args.ts';
 import type { RdmaError } from '../errors.ts';
+import { flagged, hex, type Inspecting, shown } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
 import type { MrHandle, NativeMr } from '../native/native.ts';
@@ -113,6 +115,12 @@ export class MemoryRegion extends Resource {
     return `MemoryRegion (lkey 0x${this.lkey.toString(16)}, ${this.length} bytes)`;
   }
 
+  /** @internal */
+  protected override fields(): object {
+    const { addr, length, lkey, rkey, access } = this;
+    return { addr: hex(addr), length, lkey: hex(lkey), rkey: hex(rkey), access: flagged(AccessFlags)(access) };
+  }
+
   protected readonly destroyVerb = 'ibv_dereg_mr';
 
   protected override busyReasons(): string[] {
@@ -166,6 +174,15 @@ export class MemorySlice {
   /** The bytes of the slice, in place. */
   get buffer(): Buffer {
     return this.#region.buffer.subarray(this.#offset, this.#offset + this.#length);
+  }
+
+  /** @internal */
+  [inspect.custom](...how: Inspecting): object | string {
+    const fields = () => {
+      const { offset, length, region } = this;
+      return { offset, length, addr: hex(region.addr + BigInt(offset)), lkey: hex(region.lkey) };
+    };
+    return shown('MemorySlice', MemorySlice.is(this) && this.region.closed ? 'closed' : undefined, fields, ...how);
   }
 
   /** Whether it is one, and not something that was made to look like one. @internal */

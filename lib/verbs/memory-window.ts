@@ -1,5 +1,6 @@
+import { hex, named } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
-import type { MwType } from '../native/constants.gen.ts';
+import { MwType } from '../native/constants.gen.ts';
 import type { MwHandle } from '../native/native.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import type { RemoteRegionToken } from './remote-region.ts';
@@ -52,6 +53,17 @@ export class MemoryWindow extends Resource {
   /** @internal */
   describe(): string {
     return `MemoryWindow (rkey 0x${this.#rkey.toString(16)})`;
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    const bound = this.#bound;
+    return {
+      type: named(MwType)(this.type),
+      rkey: hex(this.#rkey),
+      addr: bound && hex(bound.addr),
+      length: bound?.length,
+    };
   }
 
   protected readonly destroyVerb = 'ibv_dealloc_mw';

@@ -1,6 +1,8 @@
 import { constants } from 'node:os';
+import { inspect } from 'node:util';
 import { stateError } from '../args.ts';
 import { PostError } from '../errors.ts';
+import { type Inspecting, shown } from '../inspect.ts';
 import { binding, doorbell } from '../native/binding.ts';
 import { Layout } from '../native/layout.gen.ts';
 import { BELL_COUNT, BELL_INDEX, BELL_LIST, BELL_RESULT, NEW_ERA, type SharedList } from '../native/native.ts';
@@ -46,6 +48,10 @@ export function elementsOf<T>(list: readonly T[], most: number): T[] {
 }
 
 const SGE_WORDS = Layout.sge.size / 4;
+const SGE_LENGTH = Layout.sge.length / 4;
+
+// Requests of a list that are printed.
+const SHOWN = 16;
 
 /**
  * Work requests in memory shared with the addon, ready to be posted: any number of times, each with one call. What a
@@ -230,6 +236,26 @@ export abstract class PostList<Wr extends object> {
     } finally {
       this.#end();
     }
+  }
+
+  /** What is printed of a request. @internal */
+  protected abstract requestFields(index: number): object;
+
+  /** What is printed of a request that is common to both directions. @internal */
+  protected commonFields(index: number, elements: number): { wrId: number; bytes: number } {
+    const at = this.#firstSge + index * this.#maxSge * SGE_WORDS + SGE_LENGTH;
+    let bytes = 0;
+    for (let i = 0; i < elements; i++) bytes += (this.words[at + i * SGE_WORDS] as number) >>> 0;
+    return { wrId: this.#wrIds[index] as number, bytes };
+  }
+
+  /** @internal */
+  [inspect.custom](...how: Inspecting): object | string {
+    const fields = () => ({
+      length: this.length,
+      requests: Array.from({ length: Math.min(this.length, SHOWN) }, (_, i) => this.requestFields(i)),
+    });
+    return shown(this.constructor.name, undefined, fields, ...how);
   }
 
   #submit(count: number, isWhole: boolean, done: number): void {

@@ -2,11 +2,11 @@ import { constants } from 'node:buffer';
 import { markAsUntransferable } from 'node:worker_threads';
 import { boolean, integer, oneOf, readOptions, uint32 } from '../args.ts';
 import { RdmaError } from '../errors.ts';
+import { brief } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { AccessFlags, MwType } from '../native/constants.gen.ts';
 import type { NativeMr, PdHandle } from '../native/native.ts';
 import { AddressHandle, type AhAttr } from './address-handle.ts';
-import type { WorkCompletion } from './completion-queue.ts';
 import type { Context } from './context.ts';
 import { explainRegistration, MemoryRegion, memoryOf } from './memory-region.ts';
 import { MemoryWindow } from './memory-window.ts';
@@ -14,6 +14,7 @@ import type { QpInitAttr } from './qp-init-attr.ts';
 import { QueuePair } from './queue-pair.ts';
 import { Resource } from './resource.ts';
 import { SharedReceiveQueue, type SrqInitAttr } from './shared-receive-queue.ts';
+import type { WorkCompletion } from './work-completion.ts';
 import type { InFlight } from './work-queue.ts';
 
 /** How memory is registered. */
@@ -215,6 +216,11 @@ export class ProtectionDomain extends Resource {
   /** @internal */
   describe(): string {
     return 'ProtectionDomain';
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    return { context: brief(this.context) };
   }
 
   protected readonly destroyVerb = 'ibv_dealloc_pd';

@@ -1,5 +1,6 @@
 import { integer, oneOf, readOptions, typeError, uint32, valueError } from '../args.ts';
-import { MigState, Mtu, QpAttrMask, QpState, type QpType } from '../native/constants.gen.ts';
+import { flagged, hex, named, printed } from '../inspect.ts';
+import { AccessFlags, MigState, Mtu, QpAttrMask, QpState, QpType } from '../native/constants.gen.ts';
 import type { QpCap } from '../native/native.ts';
 import { type AhAttr, ahAttr, type GlobalRoute } from './address-handle.ts';
 
@@ -85,6 +86,20 @@ export interface QpAttrs extends Required<Omit<QpAttr, 'ahAttr' | 'altAhAttr'>> 
     cap: QpCap;
   };
 }
+
+/** @internal */
+export const printedQpAttrs = printed<QpAttrs>('QpAttrs', {
+  qpState: named(QpState),
+  curQpState: named(QpState),
+  pathMtu: named(Mtu),
+  pathMigState: named(MigState),
+  qkey: hex,
+  rqPsn: hex,
+  sqPsn: hex,
+  destQpNum: hex,
+  qpAccessFlags: flagged(AccessFlags),
+  initAttr: ({ qpType, ...rest }) => ({ qpType: named(QpType)(qpType), ...rest }),
+});
 
 type Check = (value: unknown, name: string) => number;
 const upTo =

@@ -2,6 +2,7 @@
  * Which attributes each transition of a queue pair needs and takes: the tables of ibv_modify_qp(3) and the InfiniBand
  * specification, volume 1, section 11.2.5.2. Used to explain EINVAL after the kernel has said it, never to forbid.
  */
+import { flagNames, nameOf } from '../inspect.ts';
 import { QpAttrMask, QpState, QpType } from '../native/constants.gen.ts';
 
 const M = QpAttrMask;
@@ -88,17 +89,6 @@ const transitions: Record<string, Transition> = {
   [`${S.SQE}-${S.RTS}`]: { needs: {}, takes: { [UC]: M.CUR_STATE | M.ACCESS_FLAGS, [UD]: M.CUR_STATE | M.QKEY } },
 };
 
-function names(mask: number): string {
-  return Object.entries(QpAttrMask)
-    .filter(([, bit]) => (mask & bit) !== 0)
-    .map(([name]) => name)
-    .join(' | ');
-}
-
-function stateName(state: number): string {
-  return Object.entries(QpState).find(([, value]) => value === state)?.[0] ?? String(state);
-}
-
 /**
  * What is wrong with a transition, in words; undefined when the tables find nothing.
  *
@@ -110,9 +100,9 @@ function stateName(state: number): string {
  */
 export function explainTransition(type: number, from: number, to: number, mask: number): string | undefined {
   const given = mask & ~QpAttrMask.STATE;
-  const step = `${stateName(from)} -> ${stateName(to)}`;
+  const step = `${nameOf(QpState, from)} -> ${nameOf(QpState, to)}`;
   if (to === QpState.RESET || (to === QpState.ERR && from !== QpState.RESET)) {
-    return given === 0 ? undefined : `${step} takes no attributes, but was given ${names(given)}`;
+    return given === 0 ? undefined : `${step} takes no attributes, but was given ${flagNames(QpAttrMask, given)}`;
   }
   const transition = transitions[`${from}-${to}`];
   if (!transition) return `there is no transition ${step}`;
@@ -121,8 +111,8 @@ export function explainTransition(type: number, from: number, to: number, mask: 
   const excess = given & ~(needs | (transition.takes[type] ?? 0));
   if (missing === 0 && excess === 0) return undefined;
   return [
-    missing === 0 ? '' : `${step} needs ${names(missing)}`,
-    excess === 0 ? '' : `${step} does not take ${names(excess)}`,
+    missing === 0 ? '' : `${step} needs ${flagNames(QpAttrMask, missing)}`,
+    excess === 0 ? '' : `${step} does not take ${flagNames(QpAttrMask, excess)}`,
   ]
     .filter(Boolean)
     .join('; ');

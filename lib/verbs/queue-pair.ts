@@ -1,6 +1,7 @@
 import { constants } from 'node:os';
 import { instance, integer, rangeError, readOptions, uint32, valueError } from '../args.ts';
 import { PostError, RdmaError } from '../errors.ts';
+import { brief, nameOf, word } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { MwType, QpState, QpType, SendFlags, SendOpsFlags } from '../native/constants.gen.ts';
 import { GRH_BYTES } from './address-handle.ts';
@@ -246,7 +247,7 @@ export class QueuePair extends AnyQueuePair {
   /** @internal */
   refuse(verb: string): never {
     this.requireOpen();
-    const state = Object.entries(QpState).find(([, value]) => value === this.state)?.[0];
+    const state = nameOf(QpState, this.state);
     throw new RdmaError(verb, constants.errno.EINVAL, `the queue pair is in state ${state}`);
   }
 
@@ -280,6 +281,17 @@ export class QueuePair extends AnyQueuePair {
     this.#recvQueue.postable = (RECEIVABLE & (1 << state)) !== 0;
     // The device forgets what was posted, and makes no completions of it.
     if (state === RESET) for (const queue of [this.#sendQueue, this.#recvQueue]) queue.clear();
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    const { maxSendWr, maxRecvWr } = this.cap;
+    return {
+      ...super.fields(),
+      sendsInFlight: word(`${this.sendsInFlight} of ${maxSendWr}`),
+      recvsInFlight: this.srq ? undefined : word(`${this.recvsInFlight} of ${maxRecvWr}`),
+      srq: this.srq ? brief(this.srq) : undefined,
+    };
   }
 
   /** @internal */

@@ -1,6 +1,7 @@
 import { constants } from 'node:os';
 import { instance, integer, oneOf, readOptions, typeError, uint32, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
+import { brief, hex, named, word } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { WqAttrMask, WqState } from '../native/constants.gen.ts';
 import type { RwqIndTableHandle, WqHandle } from '../native/native.ts';
@@ -204,6 +205,17 @@ export class ReceiveWorkQueue extends Resource {
     return `ReceiveWorkQueue 0x${this.wqNum.toString(16)}`;
   }
 
+  /** @internal */
+  protected override fields(): object {
+    const state = named(WqState)(this.state);
+    return {
+      wqNum: hex(this.wqNum),
+      state,
+      maxSge: this.maxSge,
+      recvsInFlight: word(`${this.recvsInFlight} of ${this.maxWr}`),
+    };
+  }
+
   protected readonly destroyVerb = 'ibv_destroy_wq';
 
   protected destroy(): void {
@@ -253,6 +265,11 @@ export class RwqIndTable extends Resource {
   /** @internal */
   describe(): string {
     return `RwqIndTable of ${this.wqs.length}`;
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    return { indTblNum: hex(this.indTblNum), wqs: this.wqs.map((wq) => brief(wq)) };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_rwq_ind_table';

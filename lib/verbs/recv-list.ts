@@ -96,6 +96,11 @@ export class RecvList extends PostList<RecvWr> {
     this.words[this.at(index) + NUM_SGE] = elements;
   }
 
+  /** @internal */
+  protected override requestFields(index: number): object {
+    return this.commonFields(index, this.words[this.at(index) + NUM_SGE] as number);
+  }
+
   #checkSlice(slice: unknown, name: Name): number {
     if (!MemorySlice.is(slice)) {
       throw typeError(label(name, 'sgList'), 'of MemorySlices (mr.slice())', slice);

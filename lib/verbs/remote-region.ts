@@ -1,4 +1,6 @@
+import { inspect } from 'node:util';
 import { integer, string, typeError, uint32, valueError } from '../args.ts';
+import { hex, type Inspecting, shown } from '../inspect.ts';
 import { checkRange } from './memory-region.ts';
 
 /** A region of a peer as plain data, made there by `mr.remote()`. */
@@ -63,6 +65,12 @@ export class RemoteRegion {
   slice(offset = 0, length?: number): RemoteSlice {
     return new RemoteSlice(this, offset, checkRange(offset, length, this.length, 'remote region'));
   }
+
+  /** @internal */
+  [inspect.custom](...how: Inspecting): object | string {
+    const { addr, length, rkey } = this;
+    return shown('RemoteRegion', undefined, () => ({ addr: hex(addr), length, rkey: hex(rkey) }), ...how);
+  }
 }
 
 /** A checked part of a {@link RemoteRegion}. */
@@ -91,6 +99,15 @@ export class RemoteSlice {
   /** Length in bytes. */
   get length(): number {
     return this.#length;
+  }
+
+  /** @internal */
+  [inspect.custom](...how: Inspecting): object | string {
+    const fields = () => {
+      const addr = (BigInt(this.#addrHigh >>> 0) << 32n) | BigInt(this.#addrLow >>> 0);
+      return { offset: this.#offset, length: this.#length, addr: hex(addr), rkey: hex(this.#rkey >>> 0) };
+    };
+    return shown('RemoteSlice', undefined, fields, ...how);
   }
 
   /** Whether it is one, and not something that was made to look like one. @internal */

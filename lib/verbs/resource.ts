@@ -1,5 +1,7 @@
+import { inspect } from 'node:util';
 import { boolean, readOptions } from '../args.ts';
 import { BusyError, RdmaClosedError } from '../errors.ts';
+import { type Inspecting, shown } from '../inspect.ts';
 
 // Children that were collected open take themselves out of their parents' lists.
 const collected = new FinalizationRegistry<() => void>((forget) => forget());
@@ -77,6 +79,21 @@ export abstract class Resource {
 
   /** The object in a few words, for errors. @internal */
   abstract describe(): string;
+
+  /** What is printed of it. @internal */
+  protected fields(): object {
+    return {};
+  }
+
+  /** @internal */
+  [inspect.custom](...how: Inspecting): object | string {
+    return shown(
+      this.constructor.name,
+      #closed in this && this.#closed ? 'closed' : undefined,
+      () => this.fields(),
+      ...how,
+    );
+  }
 
   /** Name of the destroy verb, for errors. @internal */
   protected abstract readonly destroyVerb: string;

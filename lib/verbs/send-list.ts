@@ -1,4 +1,5 @@
 import { integer, oneOf, rangeError, readOptions, typeError, uint32, uint64, valueError } from '../args.ts';
+import { flagged, named } from '../inspect.ts';
 import { PlacementType, QpType, SelectivityLevel, SendFlags, WrOpcode } from '../native/constants.gen.ts';
 import { Layout } from '../native/layout.gen.ts';
 import type { QpCap, SharedList } from '../native/native.ts';
@@ -301,6 +302,18 @@ export class SendList extends PostList<SendWr> {
       encode64(words, at + COMPARE_ADD, compareAdd as bigint);
       encode64(words, at + SWAP, swap ?? 0n);
     }
+  }
+
+  /** @internal */
+  protected override requestFields(index: number): object {
+    const at = this.at(index);
+    const { wrId, bytes } = this.commonFields(index, this.words[at + NUM_SGE] as number);
+    return {
+      wrId,
+      opcode: named(WrOpcode)(this.words[at + OPCODE] as number),
+      bytes,
+      sendFlags: flagged(SendFlags)(this.words[at + SEND_FLAGS] as number),
+    };
   }
 
   // For a request with keys that few requests have.

@@ -149,6 +149,12 @@ export class SharedReceiveQueue extends Resource {
     return `SharedReceiveQueue (${this.maxWr} receives)`;
   }
 
+  /** @internal */
+  protected override fields(): object {
+    const { maxWr, maxSge, recvsInFlight } = this;
+    return { maxWr, maxSge, recvsInFlight };
+  }
+
   protected readonly destroyVerb = 'ibv_destroy_srq';
 
   protected destroy(): void {

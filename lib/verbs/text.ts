@@ -1,5 +1,6 @@
 /** The texts that libibverbs has for its enums, in English. Any number will do: one that it does not know has a text too. */
 import { uint32 } from '../args.ts';
+import { nameOf } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { WcStatus } from '../native/constants.gen.ts';
 
@@ -16,7 +17,7 @@ export function wcStatusStr(status: number): string {
 
 /** The C name of a status without its prefix, such as `'RNR_RETRY_EXC_ERR'`, or its number. */
 export function wcStatusName(status: number): string {
-  return Object.entries(WcStatus).find(([, value]) => value === status)?.[0] ?? String(status);
+  return nameOf(WcStatus, status);
 }
 
 /** The text for an asynchronous event: one of `EventType`. @see ibv_event_type_str(3) */

@@ -481,6 +481,7 @@ describe('a method', () => {
     const internal = [
       'constructor',
       'describe',
+      'fields',
       'destroy',
       'close',
       'busyReasons',
