@@ -19,6 +19,7 @@ const withDevice = (device, command) => ['env', `NODE_RDMA_DEVICE=${device}`, ..
 const whole = [
   { name: 'raw-verbs.mjs', prints: 'after 1000 writes the other side has 1000' },
   { name: 'events.mjs', prints: 'receive 4: message 5' },
+  { name: 'datagram.mjs', prints: 'answer of 31 bytes: It is ' },
 ];
 
 /** A server and its client, and what both print. */
