@@ -8,6 +8,9 @@ import { deviceA, deviceB, isRxe } from './fixture.ts';
 // Each start of node takes seconds in an emulated VM: there, only what another driver may do otherwise.
 const itFast = it.runIf(!isRxe);
 
+// The others start several programs, on a machine that is emulated and may be busy.
+const slow = { timeout: isRxe ? 300_000 : 60_000 };
+
 const theirs = (program: string, ...args: string[]) =>
   execFileSync(program, args, { encoding: 'utf8' })
     .split('\n')
@@ -20,7 +23,7 @@ async function ours(...args: string[]): Promise<string[]> {
 }
 
 describe('node-rdma devices', () => {
-  it('lists what ibv_devices lists', async () => {
+  it('lists what ibv_devices lists', slow, async () => {
     const rows = (await ours('devices')).slice(1).map((line) => line.split('\t'));
     const listed = theirs('ibv_devices')
       .slice(2)
@@ -35,18 +38,22 @@ describe('node-rdma devinfo', () => {
     expect(await ours('devinfo')).toEqual(theirs('ibv_devinfo'));
   });
 
-  it('prints with -v what ibv_devinfo -v takes from ibv_query_device and ibv_query_port, in the same lines', async () => {
-    const lines = await ours('devinfo', '-v', '-d', deviceA);
-    const chosen = lines.filter((line) => /^\t+chosen:/.test(line));
-    expect(chosen).toHaveLength(1);
-    const listed = theirs('ibv_devinfo', '-v', '-d', deviceA);
-    // The rest of it is of ibv_query_device_ex.
-    const extended = listed.slice(
-      listed.findIndex((line) => line.startsWith('\tgeneral_odp_caps')),
-      listed.findIndex((line) => line.startsWith('\t\tport:')),
-    );
-    expect(lines.filter((line) => !chosen.includes(line))).toEqual(listed.filter((line) => !extended.includes(line)));
-  });
+  it(
+    'prints with -v what ibv_devinfo -v takes from ibv_query_device and ibv_query_port, in the same lines',
+    slow,
+    async () => {
+      const lines = await ours('devinfo', '-v', '-d', deviceA);
+      const chosen = lines.filter((line) => /^\t+chosen:/.test(line));
+      expect(chosen).toHaveLength(1);
+      const listed = theirs('ibv_devinfo', '-v', '-d', deviceA);
+      // The rest of it is of ibv_query_device_ex.
+      const extended = listed.slice(
+        listed.findIndex((line) => line.startsWith('\tgeneral_odp_caps')),
+        listed.findIndex((line) => line.startsWith('\t\tport:')),
+      );
+      expect(lines.filter((line) => !chosen.includes(line))).toEqual(listed.filter((line) => !extended.includes(line)));
+    },
+  );
 
   itFast('gives everything with --json', async () => {
     const { stdout } = await command(['devinfo', '--json', '-d', deviceB]);
@@ -64,7 +71,7 @@ describe('node-rdma devinfo', () => {
 });
 
 describe('node-rdma gids', () => {
-  it('lists what sysfs has, and says which GID would be chosen and why', async () => {
+  it('lists what sysfs has, and says which GID would be chosen and why', slow, async () => {
     const { ibdevPath } = getDeviceList().find(({ name }) => name === deviceA)!;
     const read = (path: string) => readFileSync(`${ibdevPath}/ports/1/${path}`, 'utf8').trim();
     const known = readdirSync(`${ibdevPath}/ports/1/gids`)
@@ -97,7 +104,7 @@ describe('node-rdma gids', () => {
 
 describe('node-rdma capture', () => {
   // The software device has no wire.
-  it.runIf(isRxe)('shows what Soft-RoCE puts on the wire', async () => {
+  it.runIf(isRxe)('shows what Soft-RoCE puts on the wire', slow, async () => {
     const capture = start(['capture', 'v0', '--json', '--count', '20']);
     while (!capture.stderr.includes('listening')) await new Promise((resolve) => setTimeout(resolve, 20));
     const server = start([], { shell: `ibv_rc_pingpong -d ${deviceB} -g 1 -n 20 -s 64` });
