@@ -30,6 +30,7 @@ export {
   WorkCompletionError,
 } from './errors.ts';
 export { flagNames } from './inspect.ts';
+export * as mlx5dv from './mlx5/index.ts';
 export * from './native/constants.gen.ts';
 export type { QpCap } from './native/native.ts';
 export {
@@ -45,7 +46,7 @@ export { AnyQueuePair, type Ece, type QpRateLimitAttr } from './verbs/any-queue-
 export type { AsyncEvent } from './verbs/async-event.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';
 export { CompletionQueue } from './verbs/completion-queue.ts';
-export { Context, type Device, getDeviceList, openDevice } from './verbs/context.ts';
+export { Context, type CreateCqOptions, type Device, getDeviceList, openDevice } from './verbs/context.ts';
 export { Counters } from './verbs/counters.ts';
 export type { DeviceAttr, PortAttr } from './verbs/device-attributes.ts';
 export { Flow } from './verbs/flow.ts';

@@ -1,6 +1,7 @@
 // The addon's entry: exports what each file of verbs/ and datapath/ offers, and keeps what belongs to one environment.
 #include "core/args.h"
 #include "core/environment.h"
+#include "mlx5/mlx5.h"
 #include "verbs/verbs.h"
 
 namespace rdma {
@@ -39,6 +40,9 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   ExportMemoryWindow(exports);
   ExportFlow(exports);
   ExportReceiveWorkQueue(exports);
+  ExportMlx5Device(exports);
+  ExportMlx5CompletionQueue(exports);
+  ExportMlx5QueuePair(exports);
   ExportDatapath(exports);
   ExportConstants(exports);
   return exports;

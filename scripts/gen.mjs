@@ -40,6 +40,7 @@ function compileTables() {
   const source = `
     #include <cstddef>
     #include <cstdio>
+    #include <infiniband/mlx5dv.h>
     #include <infiniband/verbs.h>
     #include <rdma/rdma_cma.h>
     ${sinceAsserts()}

@@ -69,6 +69,7 @@ const steps = {
   docs: { command: [node, bin('typedoc/bin/typedoc'), '--emit', 'none'] },
   unit: suite('unit', 'unit'),
   loader: suite('loader', 'loader', {
+    needs: ['model'],
     // A machine without rdma-core, as far as the addon can tell.
     env: () => ({
       NODE_RDMA_LIBIBVERBS: '/nonexistent/libibverbs.so.1',

@@ -42,6 +42,21 @@ export function verbs(): Binding {
   );
 }
 
+/**
+ * The addon, when libmlx5 is there too: what everything of `mlx5dv` asks for.
+ *
+ * @throws RdmaUnavailableError naming the package to install
+ */
+export function mlx5(): Binding {
+  const addon = verbs();
+  const state = addon.mlx5LoadState();
+  if (state.available) return addon;
+  throw new RdmaUnavailableError(
+    `${state.path} cannot be loaded (${state.error}). Install it with "apt-get install ibverbs-providers" (Debian, ` +
+      'Ubuntu), "dnf install libibverbs" (Fedora, RHEL), or name another file in NODE_RDMA_LIBMLX5.',
+  );
+}
+
 function load(): Binding {
   if (process.platform !== 'linux') {
     throw new RdmaUnavailableError(`RDMA verbs exist on Linux only, and this is ${process.platform}`);

@@ -844,3 +844,79 @@ export const PortSpace = constants('PortSpace', {
 } as const);
 /** One of {@link PortSpace}. */
 export type PortSpace = (typeof PortSpace)[keyof typeof PortSpace];
+
+/** What an mlx5 device and its provider can do. (`mlx5dv_context_flags`) */
+export const Mlx5dvContextFlags = constants('Mlx5dvContextFlags', {
+  /** `MLX5DV_CONTEXT_FLAGS_CQE_V1`: Completion entries are of version 1. */
+  CQE_V1: 1,
+  /** `MLX5DV_CONTEXT_FLAGS_OBSOLETE`: Means nothing any more. */
+  OBSOLETE: 2,
+  /** `MLX5DV_CONTEXT_FLAGS_MPW_ALLOWED`: Multi-packet work queue entries. */
+  MPW_ALLOWED: 4,
+  /** `MLX5DV_CONTEXT_FLAGS_ENHANCED_MPW`: Enhanced multi-packet work queue entries. */
+  ENHANCED_MPW: 8,
+  /** `MLX5DV_CONTEXT_FLAGS_CQE_128B_COMP`: Compression of completion entries of 128 bytes. */
+  CQE_128B_COMP: 16,
+  /** `MLX5DV_CONTEXT_FLAGS_CQE_128B_PAD`: Padding of completion entries of 128 bytes. */
+  CQE_128B_PAD: 32,
+  /** `MLX5DV_CONTEXT_FLAGS_PACKET_BASED_CREDIT_MODE`: Flow control by packets. */
+  PACKET_BASED_CREDIT_MODE: 64,
+  /** `MLX5DV_CONTEXT_FLAGS_REAL_TIME_TS`: Time stamps in real time. */
+  REAL_TIME_TS: 128,
+  /** `MLX5DV_CONTEXT_FLAGS_BLUEFLAME`: BlueFlame: requests written to the doorbell page. Since rdma-core 58. */
+  BLUEFLAME: 256,
+} as const);
+/** A set of {@link Mlx5dvContextFlags}, joined with |. */
+export type Mlx5dvContextFlags = number;
+
+/** What compressed completion entries keep. (`mlx5dv_cqe_comp_res_format`) */
+export const Mlx5dvCqeCompResFormat = constants('Mlx5dvCqeCompResFormat', {
+  /** `MLX5DV_CQE_RES_FORMAT_HASH`: The hash of the packet. */
+  HASH: 1,
+  /** `MLX5DV_CQE_RES_FORMAT_CSUM`: Its checksum. */
+  CSUM: 2,
+  /** `MLX5DV_CQE_RES_FORMAT_CSUM_STRIDX`: Its checksum and the index of the stride. */
+  CSUM_STRIDX: 4,
+} as const);
+/** A set of {@link Mlx5dvCqeCompResFormat}, joined with |. */
+export type Mlx5dvCqeCompResFormat = number;
+
+/** How an mlx5 completion queue is made. (`mlx5dv_cq_init_attr_flags`) */
+export const Mlx5dvCqInitAttrFlags = constants('Mlx5dvCqInitAttrFlags', {
+  /** `MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD`: Entries of 128 bytes are padded to a cache line. */
+  CQE_PAD: 1,
+} as const);
+/** A set of {@link Mlx5dvCqInitAttrFlags}, joined with |. */
+export type Mlx5dvCqInitAttrFlags = number;
+
+/** How an mlx5 queue pair is made. (`mlx5dv_qp_create_flags`) */
+export const Mlx5dvQpCreateFlags = constants('Mlx5dvQpCreateFlags', {
+  /** `MLX5DV_QP_CREATE_TUNNEL_OFFLOADS`: Checksums and such of tunneled packets that arrive. */
+  TUNNEL_OFFLOADS: 1,
+  /** `MLX5DV_QP_CREATE_TIR_ALLOW_SELF_LOOPBACK_UC`: Unicast packets of its own come back to it. */
+  TIR_ALLOW_SELF_LOOPBACK_UC: 2,
+  /** `MLX5DV_QP_CREATE_TIR_ALLOW_SELF_LOOPBACK_MC`: Multicast packets of its own come back to it. */
+  TIR_ALLOW_SELF_LOOPBACK_MC: 4,
+  /** `MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE`: Small data never travel in the completion entry. */
+  DISABLE_SCATTER_TO_CQE: 8,
+  /** `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE`: They may for requests too that are not all signaled. */
+  ALLOW_SCATTER_TO_CQE: 16,
+  /** `MLX5DV_QP_CREATE_PACKET_BASED_CREDIT_MODE`: Flow control by packets, not by messages: the peer's must be the same. */
+  PACKET_BASED_CREDIT_MODE: 32,
+  /** `MLX5DV_QP_CREATE_SIG_PIPELINING`: A signature error drains the send queue (SQD). */
+  SIG_PIPELINING: 64,
+  /** `MLX5DV_QP_CREATE_OOO_DP`: Receives may be taken out of order: data land as they arrive. Since rdma-core 55. */
+  OOO_DP: 128,
+} as const);
+/** A set of {@link Mlx5dvQpCreateFlags}, joined with |. */
+export type Mlx5dvQpCreateFlags = number;
+
+/** The two ends of dynamically connected transport. (`mlx5dv_dc_type`) */
+export const Mlx5dvDcType = constants('Mlx5dvDcType', {
+  /** `MLX5DV_DCTYPE_DCT`: Target. */
+  DCT: 1,
+  /** `MLX5DV_DCTYPE_DCI`: Initiator. */
+  DCI: 2,
+} as const);
+/** One of {@link Mlx5dvDcType}. */
+export type Mlx5dvDcType = (typeof Mlx5dvDcType)[keyof typeof Mlx5dvDcType];

@@ -45,6 +45,12 @@ export const Layout = {
     udRemoteQkey: 52,
     /** `qp_type.xrc.remote_srqn` */
     xrcRemoteSrqn: 72,
+    /** `bind_mw.rkey` */
+    dcRemoteDctn: 88,
+    /** `bind_mw.bind_info.addr` */
+    dcRemoteDcKey: 104,
+    /** `bind_mw.bind_info.mw_access_flags` */
+    dcStreamId: 120,
   },
   /** `struct ibv_sge` */
   sge: {

@@ -71,6 +71,21 @@ export interface NativeQpInitAttr {
   sendOpsFlags?: number;
 }
 
+/** `struct mlx5dv_qp_init_attr`: the keys that are there are the mask. */
+export interface NativeMlx5QpInitAttr {
+  createFlags?: number;
+  dcType?: number;
+  dctAccessKey?: bigint;
+  dciStreams?: { logNumConcurent: number; logNumErrored: number };
+}
+
+/** `struct mlx5dv_cq_init_attr`: likewise. */
+export interface NativeMlx5CqInitAttr {
+  cqeCompResFormat?: number;
+  flags?: number;
+  cqeSize?: number;
+}
+
 /** An array of C structs shared with the addon, and the number that the doorbell knows it by. */
 export interface SharedList {
   memory: ArrayBuffer;
@@ -186,6 +201,32 @@ export interface Binding {
   modifySrq(srq: SrqHandle, mask: number, maxWr: number, srqLimit: number): void;
   querySrq(srq: SrqHandle): { maxWr: number; maxSge: number; srqLimit: number };
   destroySrq(srq: SrqHandle): void;
+
+  mlx5LoadState(): { available: boolean; path: string; error: string };
+  mlx5IsSupported(name: string): boolean;
+  mlx5QueryDevice(context: ContextHandle): Record<string, unknown>;
+  mlx5GetClockInfo(context: ContextHandle): Record<string, unknown>;
+  mlx5CreateCq(
+    context: ContextHandle,
+    cqe: number,
+    channel: ChannelHandle | null,
+    compVector: number,
+    id: number,
+    attr: NativeMlx5CqInitAttr,
+  ): { handle: CqHandle; cqe: number };
+  mlx5CreateQp(
+    pd: PdHandle,
+    sendCq: CqHandle,
+    recvCq: CqHandle,
+    srq: SrqHandle | null,
+    attr: NativeQpInitAttr,
+    mlx5Attr: NativeMlx5QpInitAttr,
+  ): { handle: QpHandle; qpNum: number };
+  mlx5QpNum(qp: QpHandle): number;
+  mlx5ModifyQpUdpSport(qp: QpHandle, udpSport: number): void;
+  mlx5ModifyQpLagPort(qp: QpHandle, portNum: number): void;
+  mlx5QueryQpLagPort(qp: QpHandle): { portNum: number; activePortNum: number };
+  mlx5DciStreamIdReset(qp: QpHandle, streamId: number): void;
 
   allocMw(pd: PdHandle, type: number): { handle: MwHandle; rkey: number };
   bindMw(

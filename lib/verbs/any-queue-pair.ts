@@ -30,6 +30,8 @@ export interface QpRateLimitAttr {
   typicalPktSz?: number;
 }
 
+const ALL_ATTRIBUTES = Object.values(QpAttrMask).reduce((bits, bit) => bits | bit, 0);
+
 /** What a queue pair of any kind has: a number, attributes, a state. A `QueuePair` has queues as well. */
 export abstract class AnyQueuePair extends Resource {
   /** Its number: 24 bits. */
@@ -132,8 +134,7 @@ export abstract class AnyQueuePair extends Resource {
   query(): QpAttrs {
     this.requireOpen();
     // The kernel does not tell the rate limit.
-    const mask = Object.values(QpAttrMask).reduce((bits, bit) => bits | bit, 0) & ~QpAttrMask.RATE_LIMIT;
-    const attrs = binding().queryQp(this.handle, mask) as unknown as QpAttrs;
+    const attrs = binding().queryQp(this.handle, this.queryable & ~QpAttrMask.RATE_LIMIT) as unknown as QpAttrs;
     for (const path of [attrs.ahAttr, attrs.altAhAttr]) {
       path.grh.dgid = formatGid(path.grh.dgid as unknown as Uint8Array);
     }
@@ -199,6 +200,23 @@ export abstract class AnyQueuePair extends Resource {
     return binding().queryQpDataInOrder(this.handle, opcode, uint32(flags, 'flags'));
   }
 
+  /** What the kernel can tell of it, as `QpAttrMask` joined with `|`. @internal */
+  protected get queryable(): number {
+    return ALL_ATTRIBUTES;
+  }
+
+  /** Whose transitions it has: see `explainTransition()`. @internal */
+  protected get transitions(): number {
+    return this.qpType;
+  }
+
+  /** The device has given it another number. @internal */
+  protected renumber(qpNum: number): void {
+    this.context.events.leave('qp', this.qpNum);
+    (this as { qpNum: number }).qpNum = qpNum;
+    this.context.events.enter('qp', qpNum, this);
+  }
+
   /** It is in that state now. @internal */
   protected abstract entered(state: number): void;
 
@@ -223,7 +241,7 @@ export abstract class AnyQueuePair extends Resource {
     // ENODATA is what the kernel says to an empty place of the GID table.
     if (error.code !== 'EINVAL' && error.code !== 'ENODATA') return error;
     const from = attr.curQpState ?? this.#state;
-    const reasons = [explainTransition(this.qpType, from, attr.qpState ?? from, mask)];
+    const reasons = [explainTransition(this.transitions, from, attr.qpState ?? from, mask)];
     if (from === QpState.SQD && reasons[0] === undefined) {
       reasons.push(
         'the send queue may still be draining: wait for the event SQ_DRAINED, or for sqDraining false of query()',

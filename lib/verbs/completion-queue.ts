@@ -6,7 +6,14 @@ import { RdmaClosedError, RdmaError } from '../errors.ts';
 import { brief, type Inspecting } from '../inspect.ts';
 import { binding, doorbell } from '../native/binding.ts';
 import { Layout } from '../native/layout.gen.ts';
-import { BELL_COUNT, BELL_LIST, BELL_RESULT, type ContextHandle, type CqHandle } from '../native/native.ts';
+import {
+  BELL_COUNT,
+  BELL_LIST,
+  BELL_RESULT,
+  type ContextHandle,
+  type CqHandle,
+  type NativeMlx5CqInitAttr,
+} from '../native/native.ts';
 import type { CompletionChannel } from './completion-channel.ts';
 import type { Context } from './context.ts';
 import { withinLimits } from './limits.ts';
@@ -140,10 +147,12 @@ export class CompletionQueue extends Resource {
     cqe: number,
     channel: CompletionChannel | null,
     compVector: number,
+    mlx5?: NativeMlx5CqInitAttr,
   ) {
     const id = nextId();
+    const args = [contextHandle, cqe, channel ? channel.handle : null, compVector, id] as const;
     const native = withinLimits(context, [['cqe', cqe, 'maxCqe']], 'maxCq', () =>
-      binding().createCq(contextHandle, cqe, channel ? channel.handle : null, compVector, id),
+      mlx5 === undefined ? binding().createCq(...args) : binding().mlx5CreateCq(...args, mlx5),
     );
     super(channel ? [context, channel] : [context]);
     this.context = context;

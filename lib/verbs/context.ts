@@ -5,7 +5,7 @@ import { RdmaError } from '../errors.ts';
 import { named, printed } from '../inspect.ts';
 import { binding, verbs } from '../native/binding.ts';
 import { GidType, NodeType, PortState, TransportType } from '../native/constants.gen.ts';
-import type { ContextHandle, NativeGidEntry } from '../native/native.ts';
+import type { ContextHandle, NativeGidEntry, NativeMlx5CqInitAttr } from '../native/native.ts';
 import { type AsyncEvent, AsyncEvents } from './async-event.ts';
 import { CompletionChannel } from './completion-channel.ts';
 import { CompletionQueue } from './completion-queue.ts';
@@ -100,6 +100,14 @@ function open(name: string): Context {
     }
     throw error.explained(`device '${name}'; see diagnose()`);
   }
+}
+
+/** What a completion queue is made with. */
+export interface CreateCqOptions {
+  /** Where its events go; default one that all queues of the context share; null for none. */
+  channel?: CompletionChannel | null;
+  /** The completion vector. Default 0. */
+  compVector?: number;
 }
 
 /**
@@ -320,7 +328,12 @@ export class Context extends Resource {
    * @throws RdmaError EINVAL when the device has no queues that long
    * @see ibv_create_cq(3)
    */
-  createCq(cqe: number, options: { channel?: CompletionChannel | null; compVector?: number } = {}): CompletionQueue {
+  createCq(cqe: number, options: CreateCqOptions = {}): CompletionQueue {
+    return this.makeCq(cqe, options, undefined);
+  }
+
+  /** As `createCq()`, by libmlx5 where it is told so. @internal */
+  makeCq(cqe: number, options: CreateCqOptions, mlx5: NativeMlx5CqInitAttr | undefined): CompletionQueue {
     this.requireOpen();
     const { channel, compVector = 0 } = readOptions(options, 'options', ['channel', 'compVector']);
     integer(cqe, 'cqe', 1, 0x7fff_ffff);
@@ -330,7 +343,7 @@ export class Context extends Resource {
       if (channel.context !== this) throw valueError('options.channel is of another device');
     }
     const events = channel === undefined ? this.#sharedChannel() : channel;
-    return new CompletionQueue(this, this.handle, cqe, events, compVector);
+    return new CompletionQueue(this, this.handle, cqe, events, compVector, mlx5);
   }
 
   /**

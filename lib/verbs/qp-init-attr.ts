@@ -71,8 +71,11 @@ export interface CheckedInitAttr {
 
 const TYPES: readonly number[] = [QpType.RC, QpType.UC, QpType.UD, QpType.RAW_PACKET, QpType.XRC_SEND];
 
-/** @internal */
-export function checkInitAttr(pd: ProtectionDomain, attr: QpInitAttr): CheckedInitAttr {
+/**
+ * @param types - the types that are made where it is called from
+ * @internal
+ */
+export function checkInitAttr(pd: ProtectionDomain, attr: QpInitAttr, types = TYPES): CheckedInitAttr {
   const given = readOptions(attr, 'attr', KNOWN);
   const { sendCq: send, recvCq: recv = send, qpType = QpType.RC, srq, sqSigAll = false, cap } = given;
   const { createFlags = 0, sourceQpn, maxTsoHeader, sendOpsFlags } = given;
@@ -83,8 +86,10 @@ export function checkInitAttr(pd: ProtectionDomain, attr: QpInitAttr): CheckedIn
     if (cq.context !== pd.context) throw valueError(`attr.${name} is of another device than the protection domain`);
   }
   oneOf(qpType, 'attr.qpType', QpType, 'QpType');
-  if (!TYPES.includes(qpType)) {
-    throw valueError('attr.qpType: RC, UC, UD, RAW_PACKET and XRC_SEND are made here, XRC_RECV by context.createQp()');
+  if (!types.includes(qpType)) {
+    throw valueError(
+      'attr.qpType: RC, UC, UD, RAW_PACKET and XRC_SEND are made here, XRC_RECV by context.createQp(), DC by mlx5dv',
+    );
   }
   if (srq !== undefined) {
     instance(srq, 'attr.srq', SharedReceiveQueue).requireOpen();

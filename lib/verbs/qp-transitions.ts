@@ -89,10 +89,40 @@ const transitions: Record<string, Transition> = {
   [`${S.SQE}-${S.RTS}`]: { needs: {}, takes: { [UC]: M.CUR_STATE | M.ACCESS_FLAGS, [UD]: M.CUR_STATE | M.QKEY } },
 };
 
+/** A DC initiator, where `QpType` is asked for. @internal */
+export const DCI = 0x2ff;
+/** A DC target. @internal */
+export const DCT = 0x1ff;
+
+// Those of mlx5, as its kernel driver has them.
+const dynamic: Partial<Record<number, Partial<Record<string, { needs: number; takes: number }>>>> = {
+  [DCI]: {
+    [`${S.RESET}-${S.INIT}`]: { needs: M.PKEY_INDEX | M.PORT, takes: 0 },
+    [`${S.INIT}-${S.INIT}`]: { needs: 0, takes: M.PKEY_INDEX | M.PORT },
+    [`${S.INIT}-${S.RTR}`]: { needs: M.PATH_MTU, takes: M.PKEY_INDEX | M.AV },
+    [`${S.RTR}-${S.RTS}`]: {
+      needs: M.SQ_PSN | M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY | M.MAX_QP_RD_ATOMIC,
+      takes: M.MIN_RNR_TIMER,
+    },
+    [`${S.RTS}-${S.RTS}`]: { needs: 0, takes: M.MIN_RNR_TIMER },
+  },
+  [DCT]: {
+    [`${S.RESET}-${S.INIT}`]: { needs: M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS, takes: 0 },
+    [`${S.INIT}-${S.RTR}`]: { needs: M.MIN_RNR_TIMER | M.AV | M.PATH_MTU, takes: 0 },
+  },
+};
+
+function masksOf(type: number, step: string): { needs: number; takes: number } | undefined {
+  const own = dynamic[type];
+  if (own !== undefined) return own[step];
+  const transition = transitions[step];
+  return transition && { needs: transition.needs[type] ?? 0, takes: transition.takes[type] ?? 0 };
+}
+
 /**
  * What is wrong with a transition, in words; undefined when the tables find nothing.
  *
- * @param type - `QpType`
+ * @param type - `QpType`; `DCI` or `DCT`
  * @param from - the state it is in
  * @param to - the state it shall go to
  * @param mask - `QpAttrMask` of the attributes given
@@ -101,14 +131,13 @@ const transitions: Record<string, Transition> = {
 export function explainTransition(type: number, from: number, to: number, mask: number): string | undefined {
   const given = mask & ~QpAttrMask.STATE;
   const step = `${nameOf(QpState, from)} -> ${nameOf(QpState, to)}`;
-  if (to === QpState.RESET || (to === QpState.ERR && from !== QpState.RESET)) {
+  if (type !== DCT && (to === QpState.RESET || (to === QpState.ERR && from !== QpState.RESET))) {
     return given === 0 ? undefined : `${step} takes no attributes, but was given ${flagNames(QpAttrMask, given)}`;
   }
-  const transition = transitions[`${from}-${to}`];
-  if (!transition) return `there is no transition ${step}`;
-  const needs = transition.needs[type] ?? 0;
-  const missing = needs & ~given;
-  const excess = given & ~(needs | (transition.takes[type] ?? 0));
+  const masks = masksOf(type, `${from}-${to}`);
+  if (!masks) return `there is no transition ${step}`;
+  const missing = masks.needs & ~given;
+  const excess = given & ~(masks.needs | masks.takes);
   if (missing === 0 && excess === 0) return undefined;
   return [
     missing === 0 ? '' : `${step} needs ${flagNames(QpAttrMask, missing)}`,

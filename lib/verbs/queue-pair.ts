@@ -4,6 +4,7 @@ import { PostError, RdmaError } from '../errors.ts';
 import { brief, nameOf, word } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { MwType, QpState, QpType, SendFlags, SendOpsFlags } from '../native/constants.gen.ts';
+import type { NativeMlx5QpInitAttr } from '../native/native.ts';
 import { GRH_BYTES } from './address-handle.ts';
 import { AnyQueuePair } from './any-queue-pair.ts';
 import type { CompletionQueue } from './completion-queue.ts';
@@ -14,6 +15,7 @@ import { MemorySlice } from './memory-region.ts';
 import { MemoryWindow } from './memory-window.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import { checkInitAttr, explained, type QpInitAttr } from './qp-init-attr.ts';
+import { DCI } from './qp-transitions.ts';
 import { RecvList, type RecvWr } from './recv-list.ts';
 import type { Resource } from './resource.ts';
 import { SendList } from './send-list.ts';
@@ -29,6 +31,9 @@ const SENDABLE = states(RTS, SQD, SQE, ERR);
 const RECEIVABLE = states(INIT, RTR, RTS, SQD, SQE, ERR);
 
 const { BIND_MW } = SendOpsFlags;
+
+// What libmlx5 makes by its own function: DRIVER is a DC initiator.
+const MLX5_TYPES = [QpType.RC, QpType.UC, QpType.UD, QpType.RAW_PACKET, QpType.XRC_SEND, QpType.DRIVER];
 
 // Requests that one call of postSend() or postRecv() encodes before it posts them.
 const LIST_CAPACITY = 64;
@@ -60,12 +65,13 @@ export class QueuePair extends AnyQueuePair {
   readonly #leave: () => void;
 
   /** @internal */
-  constructor(pd: ProtectionDomain, attr: QpInitAttr) {
-    const { sendCq, recvCq, srq, sendOpsFlags, native } = checkInitAttr(pd, attr);
+  constructor(pd: ProtectionDomain, attr: QpInitAttr, mlx5?: NativeMlx5QpInitAttr) {
+    const { sendCq, recvCq, srq, sendOpsFlags, native } = checkInitAttr(pd, attr, mlx5 && MLX5_TYPES);
     const { cap, qpType } = native;
     const srqHandle = srq ? srq.handle : null;
+    const args = [pd.handle, sendCq.handle, recvCq.handle, srqHandle, native] as const;
     const created = explained(pd, native, () =>
-      binding().createQp(pd.handle, sendCq.handle, recvCq.handle, srqHandle, native),
+      mlx5 === undefined ? binding().createQp(...args) : binding().mlx5CreateQp(...args, mlx5),
     );
     // What a provider writes there for a queue pair that takes from a shared queue is not a capacity.
     if (srq) Object.assign(cap, { maxRecvWr: 0, maxRecvSge: 0 });
@@ -175,6 +181,8 @@ export class QueuePair extends AnyQueuePair {
     if (mw.type === MwType.MW_TYPE_2 && this.sendOpsFlags !== undefined && (this.sendOpsFlags & BIND_MW) === 0) {
       throw valueError('mw: the queue pair was created with sendOpsFlags without BIND_MW');
     }
+    // Its window would be for this queue pair alone, and libmlx5 does not refuse type 1 but posts nonsense.
+    if (this.qpType === QpType.DRIVER) throw valueError('mw: nobody reaches memory through a DC initiator');
     const queue = this.#sendQueue;
     if (!queue.postable) this.refuse('ibv_bind_mw');
     if (queue.length === queue.capacity) {
@@ -257,7 +265,7 @@ export class QueuePair extends AnyQueuePair {
       length,
       this.cap.maxSendSge,
       this.#sendQueue.id,
-      this.qpType === QpType.UD,
+      this.qpType === QpType.UD || this.qpType === QpType.DRIVER,
     );
     return new SendList(this, this.#sendQueue, shared, length, this.cap, this.qpType, this.sendOpsFlags);
   }
@@ -273,6 +281,10 @@ export class QueuePair extends AnyQueuePair {
       'ibv_post_recv',
       this.qpType === QpType.UD ? GRH_BYTES : 0,
     );
+  }
+
+  protected override get transitions(): number {
+    return this.qpType === QpType.DRIVER ? DCI : this.qpType;
   }
 
   /** @internal */

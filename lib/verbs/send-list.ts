@@ -36,13 +36,17 @@ const ATOMIC_RKEY = Layout.sendWr.atomicRkey / 4;
 const REMOTE_QPN = Layout.sendWr.udRemoteQpn / 4;
 const REMOTE_QKEY = Layout.sendWr.udRemoteQkey / 4;
 const REMOTE_SRQN = Layout.sendWr.xrcRemoteSrqn / 4;
+const REMOTE_DCTN = Layout.sendWr.dcRemoteDctn / 4;
+const REMOTE_DC_KEY = Layout.sendWr.dcRemoteDcKey / 4;
+const STREAM_ID = Layout.sendWr.dcStreamId / 4;
 const TSO_HDR = Layout.sendWr.tsoHdr / 4;
 const TSO_SIZES = Layout.sendWr.tsoHdrSz / 4;
 
 const ALL_FLAGS = SendFlags.FENCE | SendFlags.SIGNALED | SendFlags.SOLICITED | SendFlags.INLINE | SendFlags.IP_CSUM;
 
 // What the keys beyond the common ones are for.
-const OF_DATAGRAMS = ['ah', 'remoteQpn', 'remoteQkey'] as const;
+const OF_DATAGRAMS = ['remoteQpn', 'remoteQkey'] as const;
+const OF_INITIATORS = ['remoteDctn', 'remoteDcKey', 'streamId'] as const;
 const OF_FLUSHES = ['placementType', 'selectivityLevel'] as const;
 const someOf = (wr: SendWr, keys: readonly (keyof SendWr)[]) => keys.some((key) => wr[key] !== undefined);
 
@@ -51,7 +55,12 @@ interface Address {
   ah?: AddressHandle;
   remoteQpn: number;
   remoteQkey: number;
+  /** DC: the target's number stands in `remoteQpn`, and the stream channel in `remoteQkey`. */
+  remoteDcKey?: bigint;
 }
+
+// As in extended_post.cc: the request belongs to no stream channel.
+const NO_STREAM = -1;
 
 /**
  * Send requests that were prepared: made by `qp.prepareSend()`. The fastest way to post again and again: change in place
@@ -66,7 +75,7 @@ export class SendList extends PostList<SendWr> {
   readonly #sendOpsFlags: number | undefined;
   // Whether each request says where it goes.
   readonly #isAddressed: boolean;
-  // For datagrams: the number of each request's address handle.
+  // For datagrams and DC initiators: the number of each request's address handle.
   readonly #ahs: Uint32Array | null;
   // Bytes of each request at both ends, for the setters that change only one of them.
   readonly #localBytes: Float64Array;
@@ -88,9 +97,10 @@ export class SendList extends PostList<SendWr> {
     this.#traits = traitsOf(qpType, sendOpsFlags);
     this.#qpType = qpType;
     this.#sendOpsFlags = sendOpsFlags;
-    this.#isAddressed = qpType === QpType.UD || qpType === QpType.XRC_SEND;
+    const hasAhs = qpType === QpType.UD || qpType === QpType.DRIVER;
+    this.#isAddressed = hasAhs || qpType === QpType.XRC_SEND;
     const bytesBefore = length * (Layout.sendWr.size + cap.maxSendSge * Layout.sge.size + 8);
-    this.#ahs = qpType === QpType.UD ? new Uint32Array(shared.memory, bytesBefore, length) : null;
+    this.#ahs = hasAhs ? new Uint32Array(shared.memory, bytesBefore, length) : null;
     this.#localBytes = new Float64Array(length);
     this.#remoteBytes = new Float64Array(length);
   }
@@ -320,8 +330,11 @@ export class SendList extends PostList<SendWr> {
   #checkKeys(wr: SendWr, name: Name): void {
     readOptions(wr, label(name), SEND_WR_KEYS, requestHints);
     const { opcode } = wr;
-    if (this.#qpType !== QpType.UD && someOf(wr, OF_DATAGRAMS)) {
+    if (this.#qpType !== QpType.UD && (someOf(wr, OF_DATAGRAMS) || (this.#ahs === null && wr.ah !== undefined))) {
       throw valueError(`${label(name)}: ah, remoteQpn and remoteQkey are for UD queue pairs only`);
+    }
+    if (this.#qpType !== QpType.DRIVER && someOf(wr, OF_INITIATORS)) {
+      throw valueError(`${label(name)}: remoteDctn, remoteDcKey and streamId are for DC initiators only`);
     }
     if (this.#qpType !== QpType.XRC_SEND && wr.remoteSrqn !== undefined) {
       throw valueError(`${label(name, 'remoteSrqn')} is for XRC_SEND queue pairs only`);
@@ -337,10 +350,18 @@ export class SendList extends PostList<SendWr> {
     if (this.#ahs === null) {
       return { remoteQpn: integer(wr.remoteSrqn, label(name, 'remoteSrqn'), 0, 0xff_ffff), remoteQkey: 0 };
     }
-    const { ah, remoteQpn, remoteQkey } = wr;
+    const { ah, remoteQpn, remoteQkey, remoteDctn, remoteDcKey, streamId } = wr;
     if (!AddressHandle.is(ah)) throw typeError(label(name, 'ah'), 'an AddressHandle (pd.createAh())', ah);
     ah.requireOpen();
     if (ah.pd !== this.pd) throw valueError(`${label(name, 'ah')} is of another protection domain than the queue pair`);
+    if (this.#qpType === QpType.DRIVER) {
+      return {
+        ah,
+        remoteQpn: integer(remoteDctn, label(name, 'remoteDctn'), 0, 0xff_ffff),
+        remoteDcKey: uint64(remoteDcKey, label(name, 'remoteDcKey')),
+        remoteQkey: streamId === undefined ? NO_STREAM : integer(streamId, label(name, 'streamId'), 0, 0xffff),
+      };
+    }
     return {
       ah,
       remoteQpn: integer(remoteQpn, label(name, 'remoteQpn'), 0, 0xff_ffff),
@@ -348,16 +369,22 @@ export class SendList extends PostList<SendWr> {
     };
   }
 
-  #encodeAddress(index: number, { ah, remoteQpn, remoteQkey }: Address): void {
+  #encodeAddress(index: number, { ah, remoteQpn, remoteQkey, remoteDcKey }: Address): void {
     const at = this.at(index);
     if (this.#ahs === null || ah === undefined) {
       this.words[at + REMOTE_SRQN] = remoteQpn;
       return;
     }
     this.#ahs[index] = AddressHandle.numberOf(ah);
+    this.alsoHold(index, ah);
+    if (remoteDcKey !== undefined) {
+      this.words[at + REMOTE_DCTN] = remoteQpn;
+      this.words[at + STREAM_ID] = remoteQkey;
+      encode64(this.words, at + REMOTE_DC_KEY, remoteDcKey);
+      return;
+    }
     this.words[at + REMOTE_QPN] = remoteQpn;
     this.words[at + REMOTE_QKEY] = remoteQkey | 0;
-    this.alsoHold(index, ah);
   }
 
   // What flushes and segmented sends have beyond the others: read once.

@@ -49,6 +49,8 @@ const opcodesOf: Partial<Record<number, readonly number[]>> = {
   [QpType.UC]: [SEND, SEND_WITH_IMM, RDMA_WRITE, RDMA_WRITE_WITH_IMM],
   [QpType.UD]: [SEND, SEND_WITH_IMM, WrOpcode.TSO],
   [QpType.RAW_PACKET]: [SEND, WrOpcode.TSO],
+  // DC initiators of mlx5, the only kind there is.
+  [QpType.DRIVER]: connected.filter((opcode) => opcode !== WrOpcode.LOCAL_INV),
 };
 
 /** What is said of an opcode that a queue pair lacks. @internal */

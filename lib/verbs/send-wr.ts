@@ -34,7 +34,7 @@ export interface SendWr {
   compareAdd?: bigint;
   /** `ATOMIC_CMP_AND_SWP`: what replaces the 8 bytes when they are equal. Host byte order. */
   swap?: bigint;
-  /** UD: where the datagram goes. */
+  /** UD and DC: where the datagram, or the request, goes. */
   ah?: AddressHandle;
   /** UD: number of the queue pair there: 24 bits. */
   remoteQpn?: number;
@@ -42,6 +42,15 @@ export interface SendWr {
   remoteQkey?: number;
   /** XRC: number of the shared receive queue there (`srq.srqNum`): 24 bits. */
   remoteSrqn?: number;
+  /** DC: number of the target there (`dct.qpNum`): 24 bits. */
+  remoteDctn?: number;
+  /** DC: the key that the target was made with: 64 bits. */
+  remoteDcKey?: bigint;
+  /**
+   * DC: the stream channel, of 16 bits, that the request belongs to: the requests of one channel are executed in order, and
+   * fail without the others. For an initiator that was made with `dciStreams`.
+   */
+  streamId?: number;
   /** `FLUSH`: how far, `PlacementType` joined with `|`. What is flushed is the range of `remote`. */
   placementType?: number;
   /** `FLUSH`: that range or the whole region of it. Default `SelectivityLevel.RANGE`. */
@@ -65,6 +74,9 @@ export const SEND_WR_KEYS = [
   'remoteQpn',
   'remoteQkey',
   'remoteSrqn',
+  'remoteDctn',
+  'remoteDcKey',
+  'streamId',
   'placementType',
   'selectivityLevel',
   'tso',

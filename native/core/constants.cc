@@ -1,5 +1,6 @@
 // The constants and struct layouts that this binary was compiled with. TypeScript's copies are generated from the same
 // two lists; the layouts are compared when the addon is loaded, the constants in a test.
+#include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 

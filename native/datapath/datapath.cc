@@ -127,13 +127,19 @@ class PostList final : public SharedList {
  private:
   PostList() = default;
 
-  // Puts the address handles of datagrams into the requests; false when one is gone.
+  // Puts the address handles into the requests of datagrams, and of DC initiators; false when one is gone.
   bool FindAddresses(uint32_t count) {
     if constexpr (std::is_same_v<Wr, ibv_send_wr>) {
       if (ah_numbers_ == nullptr) return true;
+      const bool is_datagram = target_->get()->qp_type == IBV_QPT_UD;
       for (uint32_t i = 0; i < count; i++) {
-        wr_[i].wr.ud.ah = ahs_->Find(ah_numbers_[i]);
-        if (wr_[i].wr.ud.ah == nullptr) return false;
+        ibv_ah* const ah = ahs_->Find(ah_numbers_[i]);
+        if (ah == nullptr) return false;
+        if (is_datagram) {
+          wr_[i].wr.ud.ah = ah;
+        } else {
+          wr_[i].bind_mw.mw = reinterpret_cast<ibv_mw*>(ah);  // see SetTarget() of extended_post.cc
+        }
       }
     }
     return true;

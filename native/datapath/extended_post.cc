@@ -1,5 +1,7 @@
 #include "datapath/extended_post.h"
 
+#include <infiniband/mlx5dv.h>
+
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +13,9 @@ namespace {
 // Opcodes that are younger than our oldest header: rdma-core 45 and 44. lib/verbs/send-opcodes.ts has them too.
 constexpr int kFlush = 14;
 constexpr int kAtomicWrite = 15;
+
+// In the place of a stream channel: the request belongs to none. lib/verbs/send-list.ts has it too.
+constexpr unsigned int kNoStream = 0xffffffff;
 
 // Most elements of a request that any device takes, as in datapath.cc.
 constexpr int kMaxSge = 256;
@@ -59,11 +64,28 @@ void SetData(ibv_qp_ex* qp, const ibv_send_wr& wr) {
   }
 }
 
+// ibv_send_wr has no fields for the target of dynamically connected transport, so they are where those of a binding
+// are.
+void SetTarget(ibv_qp_ex* qp, const ibv_send_wr& wr) {
+  mlx5dv_qp_ex* const mlx5 = mlx5dv_qp_ex_from_ibv_qp_ex(qp);
+  auto* const ah = reinterpret_cast<ibv_ah*>(wr.bind_mw.mw);
+  const uint32_t dctn = wr.bind_mw.rkey;
+  const uint64_t dc_key = wr.bind_mw.bind_info.addr;
+  const unsigned int stream = wr.bind_mw.bind_info.mw_access_flags;
+  if (stream == kNoStream) {
+    mlx5dv_wr_set_dc_addr(mlx5, ah, dctn, dc_key);
+  } else {
+    mlx5dv_wr_set_dc_addr_stream(mlx5, ah, dctn, dc_key, static_cast<uint16_t>(stream));
+  }
+}
+
 void SetAddress(ibv_qp_ex* qp, const ibv_send_wr& wr) {
   if (qp->qp_base.qp_type == IBV_QPT_UD) {
     ibv_wr_set_ud_addr(qp, wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey);
   } else if (qp->qp_base.qp_type == IBV_QPT_XRC_SEND) {
     ibv_wr_set_xrc_srqn(qp, wr.qp_type.xrc.remote_srqn);
+  } else if (qp->qp_base.qp_type == IBV_QPT_DRIVER) {
+    SetTarget(qp, wr);
   }
 }
 

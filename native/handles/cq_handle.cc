@@ -1,8 +1,28 @@
 #include "handles/cq_handle.h"
 
 #include <fcntl.h>
+#include <infiniband/mlx5dv.h>
 
 namespace rdma {
+
+namespace {
+
+// What libmlx5 makes is an extended queue, which can be polled as any other.
+Outcome<ibv_cq*> CreateMlx5(ibv_context* device, int cqe, void* cq_context, ibv_comp_channel* channel, int comp_vector,
+                            mlx5dv_cq_init_attr* mlx5) {
+  ibv_cq_init_attr_ex attr{};
+  attr.cqe = static_cast<uint32_t>(cqe);
+  attr.cq_context = cq_context;
+  attr.channel = channel;
+  attr.comp_vector = static_cast<uint32_t>(comp_vector);
+  attr.wc_flags = IBV_WC_STANDARD_FLAGS;
+  errno = 0;
+  auto cq = FromPtr("mlx5dv_create_cq", mlx5dv_create_cq(device, &attr, mlx5));
+  if (cq.error) return cq.error;
+  return ibv_cq_ex_to_cq(cq.value);
+}
+
+}  // namespace
 
 Outcome<std::shared_ptr<ChannelHandle>> ChannelHandle::Create(std::shared_ptr<ContextHandle> context) {
   errno = 0;
@@ -25,12 +45,13 @@ VerbError ChannelHandle::Destroy() {
 
 Outcome<std::shared_ptr<CqHandle>> CqHandle::Create(std::shared_ptr<ContextHandle> context, int cqe,
                                                     std::shared_ptr<ChannelHandle> channel, int comp_vector,
-                                                    uint32_t id) {
+                                                    uint32_t id, mlx5dv_cq_init_attr* mlx5) {
   ibv_context* device = context->get();
   ibv_comp_channel* events = channel ? channel->get() : nullptr;
   std::shared_ptr<CqHandle> handle(new CqHandle(std::move(context), std::move(channel), id));
   errno = 0;
-  auto cq = FromPtr("ibv_create_cq", ibv_create_cq(device, cqe, handle.get(), events, comp_vector));
+  auto cq = mlx5 != nullptr ? CreateMlx5(device, cqe, handle.get(), events, comp_vector, mlx5)
+                            : FromPtr("ibv_create_cq", ibv_create_cq(device, cqe, handle.get(), events, comp_vector));
   if (cq.error) return cq.error;
   handle->cq_ = cq.value;
   return handle;

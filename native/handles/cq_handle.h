@@ -7,6 +7,8 @@
 
 #include "handles/context_handle.h"
 
+struct mlx5dv_cq_init_attr;
+
 namespace rdma {
 
 // A completion channel: struct ibv_comp_channel, its fd non-blocking from birth.
@@ -29,10 +31,10 @@ class ChannelHandle final : public Owner {
 // waits for ever for one that was not acknowledged.
 class CqHandle final : public Owner {
  public:
-  // `channel` may be null. `id` is what events are told apart by.
+  // `channel` may be null. `id` is what events are told apart by. With `mlx5` it is made by libmlx5.
   static Outcome<std::shared_ptr<CqHandle>> Create(std::shared_ptr<ContextHandle> context, int cqe,
-                                                   std::shared_ptr<ChannelHandle> channel, int comp_vector,
-                                                   uint32_t id);
+                                                   std::shared_ptr<ChannelHandle> channel, int comp_vector, uint32_t id,
+                                                   mlx5dv_cq_init_attr* mlx5 = nullptr);
   ~CqHandle() override { Destroy(); }
   VerbError Destroy() override;
 

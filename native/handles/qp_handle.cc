@@ -1,5 +1,7 @@
 #include "handles/qp_handle.h"
 
+#include <infiniband/mlx5dv.h>
+
 #include "rdma_core/library.h"
 
 namespace rdma {
@@ -16,7 +18,8 @@ Posting PostingOf(ibv_qp* qp, const ibv_qp_init_attr_ex& attr) {
 
 }  // namespace
 
-Outcome<std::shared_ptr<QpHandle>> QpHandle::Create(QpParents parents, ibv_qp_init_attr_ex* attr) {
+Outcome<std::shared_ptr<QpHandle>> QpHandle::Create(QpParents parents, ibv_qp_init_attr_ex* attr,
+                                                    mlx5dv_qp_init_attr* mlx5) {
   attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
   attr->pd = parents.pd->get();
   attr->send_cq = parents.send_cq->get();
@@ -24,8 +27,10 @@ Outcome<std::shared_ptr<QpHandle>> QpHandle::Create(QpParents parents, ibv_qp_in
   attr->srq = parents.srq ? parents.srq->get() : nullptr;
   // With nothing beyond the domain the header calls ibv_create_qp().
   const char* verb = attr->comp_mask == IBV_QP_INIT_ATTR_PD ? "ibv_create_qp" : "ibv_create_qp_ex";
+  if (mlx5 != nullptr) verb = "mlx5dv_create_qp";
+  ibv_context* context = attr->pd->context;
   errno = 0;
-  auto qp = FromPtr(verb, ibv_create_qp_ex(attr->pd->context, attr));
+  auto qp = FromPtr(verb, mlx5 ? mlx5dv_create_qp(context, attr, mlx5) : ibv_create_qp_ex(context, attr));
   if (qp.error) return qp.error;
   return std::shared_ptr<QpHandle>(new QpHandle(std::move(parents), qp.value, PostingOf(qp.value, *attr)));
 }

@@ -8,6 +8,8 @@
 #include "handles/pd_handle.h"
 #include "handles/srq_handle.h"
 
+struct mlx5dv_qp_init_attr;
+
 namespace rdma {
 
 // How requests reach a send queue: ibv_post_send(3), or ibv_wr_post(3), which has traps with one provider.
@@ -24,8 +26,9 @@ struct QpParents {
 // A queue pair: struct ibv_qp.
 class QpHandle final : public Owner {
  public:
-  // Fills in the parents of `attr`, and leaves the granted capacities in it.
-  static Outcome<std::shared_ptr<QpHandle>> Create(QpParents parents, ibv_qp_init_attr_ex* attr);
+  // Fills in the parents of `attr`, and leaves the granted capacities in it. With `mlx5` it is made by libmlx5.
+  static Outcome<std::shared_ptr<QpHandle>> Create(QpParents parents, ibv_qp_init_attr_ex* attr,
+                                                   mlx5dv_qp_init_attr* mlx5 = nullptr);
   ~QpHandle() override { Destroy(); }
   VerbError Destroy() override;
 

@@ -44,4 +44,9 @@ Library& Libibverbs() {
   return library;
 }
 
+Library& Libmlx5() {
+  static Library library("libmlx5.so.1", "NODE_RDMA_LIBMLX5");
+  return library;
+}
+
 }  // namespace rdma

@@ -44,6 +44,7 @@ MissingFunction TakeMissingFunction();
 void SetMissingFunction(const char* name, const char* since);
 
 Library& Libibverbs();
+Library& Libmlx5();
 
 // Whether a function is of a shared object whose file's name begins so: a provider's, say.
 bool IsFunctionOf(const void* function, const char* file);

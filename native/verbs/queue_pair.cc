@@ -175,9 +175,11 @@ Napi::Value QueryQpDataInOrder(const Napi::CallbackInfo& info) {
   X(IBV_QP_INIT_ATTR_MAX_TSO_HEADER, "maxTsoHeader", max_tso_header) \
   X(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, "sendOpsFlags", send_ops_flags)
 
+}  // namespace
+
 // (pd, sendCq, recvCq, srq | null, attr): `cap` of attr is overwritten with what was granted. An attribute that is
 // there and needs ibv_create_qp_ex() selects it.
-Napi::Value CreateQp(const Napi::CallbackInfo& info) {
+Napi::Value CreateQueuePair(const Napi::CallbackInfo& info, mlx5dv_qp_init_attr* mlx5) {
   Napi::Env env = info.Env();
   const Napi::Object given = ObjectArg(info, 4, "attr");
   Napi::Object cap = CapOf(given);
@@ -194,13 +196,17 @@ Napi::Value CreateQp(const Napi::CallbackInfo& info) {
 #undef READ
   QpParents parents{HandleArg<PdHandle>(info, 0), HandleArg<CqHandle>(info, 1), HandleArg<CqHandle>(info, 2), nullptr};
   if (!info[3].IsNull()) parents.srq = HandleArg<SrqHandle>(info, 3);
-  auto qp = Unwrap(env, QpHandle::Create(std::move(parents), &attr));
+  auto qp = Unwrap(env, QpHandle::Create(std::move(parents), &attr, mlx5));
   SetCap(cap, attr.cap);
   Napi::Object object = Napi::Object::New(env);
   SetNumber(object, "qpNum", qp->get()->qp_num);
   object.Set("handle", WrapHandle(env, std::move(qp)));
   return object;
 }
+
+namespace {
+
+Napi::Value CreateQp(const Napi::CallbackInfo& info) { return CreateQueuePair(info, nullptr); }
 
 ibv_gid GidArg(const Napi::CallbackInfo& info, size_t index) {
   auto bytes = info[index].As<Napi::Uint8Array>();

@@ -54,6 +54,11 @@ inline void SetBigInt(Napi::Object object, const char* name, uint64_t value) {
 ibv_ah_attr GetAhAttr(const Napi::Object& parent, const char* name);
 Napi::Object AhAttr(Napi::Env env, const ibv_ah_attr& attr);
 
+// Makes a queue pair from the arguments of createQp(); with `mlx5` by libmlx5.
+Napi::Value CreateQueuePair(const Napi::CallbackInfo& info, mlx5dv_qp_init_attr* mlx5);
+// Makes a completion queue from the arguments of createCq(), likewise.
+Napi::Value CreateCompletionQueue(const Napi::CallbackInfo& info, mlx5dv_cq_init_attr* mlx5);
+
 void ExportDevice(Napi::Object exports);
 void ExportContext(Napi::Object exports);
 void ExportProtectionDomain(Napi::Object exports);

@@ -492,6 +492,8 @@ describe('a method', () => {
       'nextEvent',
       'inFlight',
       'entered',
+      'renumber',
+      'makeCq',
       'refuse',
       'requireOpen',
       // Checked in a table of its own.

@@ -1,6 +1,15 @@
 import { readdirSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
-import { AccessFlags, MwType, openDevice, type QpAttr, QpState, WrOpcode } from '../../lib/index.ts';
+import {
+  AccessFlags,
+  Mlx5dvDcType,
+  MwType,
+  mlx5dv,
+  openDevice,
+  type QpAttr,
+  QpState,
+  WrOpcode,
+} from '../../lib/index.ts';
 import {
   collect,
   completion,
@@ -66,6 +75,34 @@ describe(`${CYCLES} times`, { timeout: 240_000 }, () => {
       const ah = domain.createAh({ grh: { dgid: gid, sgidIndex: gidIndex } });
       const mw = domain.allocMw(MwType.MW_TYPE_2);
       for (const resource of [mw, ah, srq, qp, mr, queue, channel, domain]) resource.close();
+    });
+    context.close({ cascade: true });
+  });
+
+  it('a queue pair and a completion queue of each kind of libmlx5 is made and closed', async () => {
+    const context = openDevice(deviceA);
+    const pd = context.allocPd();
+    const cq = context.createCq(64);
+    const srq = pd.createSrq({ maxWr: 4 });
+    const { gid, gidIndex } = context.selectGid();
+    const { DCI, DCT } = Mlx5dvDcType;
+    const cap = { maxSendWr: 4 };
+    await expectFlat(CYCLES / 4, () => {
+      // Where there are none it costs nothing to be told so.
+      if (isRxe) {
+        thrown(() => mlx5dv.createQp(pd, { sendCq: cq, cap }, { dcType: DCI }));
+        thrown(() => mlx5dv.createCq(context, 16));
+        return;
+      }
+      const dct = mlx5dv.createQp(pd, { sendCq: cq, srq }, { dcType: DCT, dctAccessKey: 1n });
+      dct.modifySync(initAttr());
+      const ahAttr = { grh: { dgid: gid, sgidIndex: gidIndex } };
+      dct.modifySync({ qpState: QpState.RTR, pathMtu: 3, minRnrTimer: 12, ahAttr });
+      const dci = mlx5dv.createQp(pd, { sendCq: cq, cap }, { dcType: DCI });
+      dci.modifySync({ qpState: QpState.INIT, pkeyIndex: 0, portNum: 1 });
+      const queue = mlx5dv.createCq(context, 16, {}, { cqeSize: 128 });
+      thrown(() => mlx5dv.createQp(pd, { sendCq: cq, cap }, { createFlags: 0x40 }));
+      for (const resource of [queue, dci, dct]) resource.close();
     });
     context.close({ cascade: true });
   });

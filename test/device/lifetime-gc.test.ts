@@ -18,6 +18,7 @@ import {
   until,
   within,
 } from './fixture.ts';
+import { DcPair } from './mlx5-fixture.ts';
 
 /** Collects until nothing is open any more; what was collected open is counted as leaked, and that is expected here. */
 async function expectAllCollected(leaks: number): Promise<void> {
@@ -65,6 +66,21 @@ describe('garbage collection', () => {
       // The region of the caller's memory, the shared channel with its events, the context, pd, cq, qp, mr: all open.
       for (let i = 0; i < 20 && binding().census().open > 0; i++) await collect();
       expect(binding().census().open, order.join(', ')).toBe(0);
+    }
+  });
+
+  it.runIf(!isRxe)('takes both ends of dynamically connected transport, with requests in flight', async () => {
+    await collect();
+    for (let i = 0; i < 5; i++) {
+      (() => {
+        const { a, b, target } = new DcPair();
+        b.srq.postRecv({ sgList: b.mr.slice(0, 8) });
+        a.dci.postSend(
+          [1, 2, 3].map((wrId) => ({ wrId, opcode: WrOpcode.SEND, sgList: a.mr.slice(0, 64), ...target })),
+        );
+      })();
+      for (let round = 0; round < 20 && binding().census().open > 0; round++) await collect();
+      expect(binding().census().open).toBe(0);
     }
   });
 

@@ -15,8 +15,12 @@ interface Thrown {
   message: string;
 }
 
-/** Runs code on the package; it prints what `tried()` gives. */
-function run(code: string, env: Record<string, string | undefined> = {}): unknown {
+/** Runs code on the package; it prints what `tried()` gives. `preload` may name the software device. */
+function run(
+  code: string,
+  env: Record<string, string | undefined> = {},
+  preload: Record<string, string> = {},
+): unknown {
   const program = `
     const tried = (call) => {
       try {
@@ -29,6 +33,7 @@ function run(code: string, env: Record<string, string | undefined> = {}): unknow
     ${code}`;
   const all = { ...process.env, ...env };
   for (const key of ['NODE_OPTIONS', 'LD_PRELOAD']) delete all[key as keyof typeof all];
+  Object.assign(all, preload);
   const result = spawnSync(process.execPath, ['--input-type=module', '-e', program], {
     cwd: root,
     env: all,
@@ -76,6 +81,52 @@ describe('a machine without libibverbs', () => {
     const [first, second] = run(`${load} ${code}`, missing) as Thrown[];
     expect(first?.code).toBe('ERR_RDMA_UNAVAILABLE');
     expect(second).toEqual(first);
+  });
+});
+
+describe('a machine without libmlx5', () => {
+  const hidden = { ...present, NODE_RDMA_LIBMLX5: '/nonexistent/libmlx5.so.1' };
+  const model = { LD_PRELOAD: fileURLToPath(new URL('../../build/model/libmlx5model.so', import.meta.url)) };
+
+  it('has all of verbs; no device is supported, and each function of mlx5dv says what to install', () => {
+    const code = `
+      const context = rdma.openDevice('mlx5_0');
+      const pd = context.allocPd();
+      const cq = context.createCq(16);
+      const qp = pd.createQp({ sendCq: cq, cap: { maxSendWr: 4, maxRecvWr: 4 } });
+      const { mlx5dv } = rdma;
+      print([
+        mlx5dv.isSupported('mlx5_0'),
+        ...[
+          () => mlx5dv.queryDevice(context),
+          () => mlx5dv.getClockInfo(context),
+          () => mlx5dv.createCq(context, 16),
+          () => mlx5dv.createQp(pd, { sendCq: cq }),
+          () => mlx5dv.modifyQpUdpSport(qp, 5),
+          () => mlx5dv.queryQpLagPort(qp),
+          () => mlx5dv.dciStreamIdReset(qp, 5),
+        ].map(tried),
+      ]);
+      context.close({ cascade: true });`;
+    const [supported, ...errors] = run(`${load} ${code}`, hidden, model) as [boolean, ...Thrown[]];
+    expect(supported).toBe(false);
+    expect(errors).toHaveLength(7);
+    for (const error of errors) {
+      expect(error).toMatchObject({ name: 'RdmaUnavailableError', code: 'ERR_RDMA_UNAVAILABLE' });
+      expect(error.message).toContain('/nonexistent/libmlx5.so.1 cannot be loaded');
+      expect(error.message).toContain('apt-get install ibverbs-providers');
+      expect(error.message).toContain('NODE_RDMA_LIBMLX5');
+    }
+  });
+
+  it('but with one that is too old fails a function alone, with the release that has it', () => {
+    const code = `print([rdma.mlx5dv.isSupported('mlx5_0'), tried(() => rdma.mlx5dv.queryDevice(rdma.openDevice('mlx5_0')))]);`;
+    // A library that is there, and has nothing of what is wanted.
+    const old = { ...present, NODE_RDMA_LIBMLX5: 'libm.so.6' };
+    const [supported, error] = run(`${load} ${code}`, old, model) as [boolean, Thrown];
+    expect(supported).toBe(false);
+    expect(error).toMatchObject({ name: 'RdmaError', code: 'EOPNOTSUPP', syscall: 'mlx5dv_query_device' });
+    expect(error.message).toMatch(/this library has no mlx5dv_is_supported, which came with rdma-core 22/);
   });
 });
 

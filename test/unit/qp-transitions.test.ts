@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { QpAttrMask, QpState, QpType } from '../../lib/index.ts';
-import { explainTransition } from '../../lib/verbs/qp-transitions.ts';
+import { DCI, DCT, explainTransition } from '../../lib/verbs/qp-transitions.ts';
 
 const M = QpAttrMask;
 const S = QpState;
@@ -16,6 +16,17 @@ const needs: [State, State, (keyof typeof QpAttrMask)[]][] = [
   ['RTS', 'SQD', []],
   ['SQD', 'SQD', []],
   ['SQD', 'RTS', []],
+];
+
+/** What the kernel's driver of mlx5 says of dynamically connected transport. */
+const dynamic: [string, number, State, State, (keyof typeof QpAttrMask)[], (keyof typeof QpAttrMask)[]][] = [
+  ['DCI', DCI, 'RESET', 'INIT', ['PKEY_INDEX', 'PORT'], []],
+  ['DCI', DCI, 'INIT', 'INIT', [], ['PKEY_INDEX', 'PORT']],
+  ['DCI', DCI, 'INIT', 'RTR', ['PATH_MTU'], ['PKEY_INDEX', 'AV']],
+  ['DCI', DCI, 'RTR', 'RTS', ['SQ_PSN', 'TIMEOUT', 'RETRY_CNT', 'RNR_RETRY', 'MAX_QP_RD_ATOMIC'], ['MIN_RNR_TIMER']],
+  ['DCI', DCI, 'RTS', 'RTS', [], ['MIN_RNR_TIMER']],
+  ['DCT', DCT, 'RESET', 'INIT', ['PKEY_INDEX', 'PORT', 'ACCESS_FLAGS'], []],
+  ['DCT', DCT, 'INIT', 'RTR', ['MIN_RNR_TIMER', 'AV', 'PATH_MTU'], []],
 ];
 
 const bits = (names: (keyof typeof QpAttrMask)[]): number => names.reduce((mask, name) => mask | M[name], 0);
@@ -61,5 +72,33 @@ describe('explainTransition', () => {
       'RTS -> ERR takes no attributes, but was given PORT | SQ_PSN',
     );
     expect(explainTransition(QpType.RC, S.ERR, S.RESET, M.STATE)).toBeUndefined();
+  });
+
+  it.each(dynamic)('knows what the %s needs and takes: %s, %s -> %s', (_end, type, from, to, needs, takes) => {
+    expect(explainTransition(type, S[from], S[to], bits(needs) | M.STATE)).toBeUndefined();
+    expect(explainTransition(type, S[from], S[to], bits([...needs, ...takes]) | M.STATE)).toBeUndefined();
+    for (const name of Object.keys(M) as (keyof typeof QpAttrMask)[]) {
+      if (name === 'STATE') continue;
+      if (needs.includes(name)) {
+        const mask = M.STATE | bits(needs.filter((other) => other !== name));
+        expect(explainTransition(type, S[from], S[to], mask)).toBe(`${from} -> ${to} needs ${name}`);
+      } else if (!takes.includes(name)) {
+        const mask = M.STATE | bits(needs) | M[name];
+        expect(explainTransition(type, S[from], S[to], mask)).toBe(`${from} -> ${to} does not take ${name}`);
+      }
+    }
+  });
+
+  it('knows no others of dynamically connected transport, and of a target neither RESET nor ERR', () => {
+    for (const [end, type] of [['DCI', DCI] as const, ['DCT', DCT] as const]) {
+      for (const from of Object.keys(S) as State[]) {
+        for (const to of Object.keys(S) as State[]) {
+          if (dynamic.some(([e, , f, t]) => e === end && f === from && t === to)) continue;
+          const always = end === 'DCI' && (to === 'RESET' || (to === 'ERR' && from !== 'RESET'));
+          const expected = always ? undefined : `there is no transition ${from} -> ${to}`;
+          expect(explainTransition(type, S[from], S[to], M.STATE)).toBe(expected);
+        }
+      }
+    }
   });
 });
