@@ -29,10 +29,12 @@ extern "C" {
 void* OldDlopen(const char* path, int flags);
 void* OldDlsym(void* handle, const char* name);
 char* OldDlerror();
+int OldDladdr(const void* address, Dl_info* info);
 int OldPthreadOnce(pthread_once_t* once, void (*function)());
 RDMA_OLD_VERSION(OldDlopen, dlopen);
 RDMA_OLD_VERSION(OldDlsym, dlsym);
 RDMA_OLD_VERSION(OldDlerror, dlerror);
+RDMA_OLD_VERSION(OldDladdr, dladdr);
 RDMA_OLD_VERSION(OldPthreadOnce, pthread_once);
 
 RDMA_HIDDEN void* dlopen(const char* path, int flags) noexcept { return OldDlopen(path, flags); }
@@ -40,6 +42,7 @@ RDMA_HIDDEN void* dlsym(void* __restrict handle, const char* __restrict name) no
   return OldDlsym(handle, name);
 }
 RDMA_HIDDEN char* dlerror() noexcept { return OldDlerror(); }
+RDMA_HIDDEN int dladdr(const void* address, Dl_info* info) noexcept { return OldDladdr(address, info); }
 RDMA_HIDDEN int pthread_once(pthread_once_t* once, void (*function)()) { return OldPthreadOnce(once, function); }
 
 // New in 2.32: false means that shared_ptr counts atomically, as it must under Node.
