@@ -39,7 +39,7 @@ function list(isJson: boolean): void {
     return;
   }
   if (rows.length === 0) {
-    print('no RDMA devices: diagnose() of this package says why');
+    print('no RDMA devices: "node-rdma doctor" says why');
     return;
   }
   printTable(

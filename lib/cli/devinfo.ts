@@ -26,8 +26,7 @@ function show({ ibDev, verbose, json }: Flags): void {
     printJson(devices);
     return;
   }
-  if (devices.length === 0)
-    throw new Complaint('no RDMA devices: diagnose() of this package says why', Exit.UNAVAILABLE);
+  if (devices.length === 0) throw new Complaint('no RDMA devices: "node-rdma doctor" says why', Exit.UNAVAILABLE);
   for (const device of devices) print(deviceText(device, verbose === true));
   if (devices.some(({ error }) => error !== undefined)) process.exitCode = Exit.FAILED;
 }

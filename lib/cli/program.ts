@@ -6,10 +6,15 @@ import { countersCommand } from './counters.ts';
 import { decodeCommand } from './decode.ts';
 import { devicesCommand } from './devices.ts';
 import { devinfoCommand } from './devinfo.ts';
+import { doctorCommand } from './doctor.ts';
 import { exportCommand } from './export.ts';
 import { Exit } from './frame.ts';
 import { gidsCommand } from './gids.ts';
+import { perfCommand } from './perf.ts';
+import { pingpongCommand } from './pingpong.ts';
 import { simCommand } from './sim.ts';
+import { softroceCommand } from './softroce.ts';
+import { topoCommand } from './topo.ts';
 import { vmCommand } from './vm.ts';
 
 /** What the exit codes mean, for the help text and the manual page. */
@@ -40,6 +45,8 @@ export function buildProgram(): Command {
     ...[devicesCommand(), devinfoCommand(), gidsCommand()],
     ...[decodeCommand(), captureCommand()],
     ...[countersCommand(), exportCommand()],
+    ...[pingpongCommand(), perfCommand()],
+    ...[topoCommand(), doctorCommand(), softroceCommand()],
     simCommand(),
     ...[vmCommand(), completionCommand(program)],
   ];

@@ -1,10 +1,10 @@
 /** Counters of RDMA ports and of their network interfaces: sysfs, and what ethtool adds. Reads files; loads no addon. */
 import { execFile } from 'node:child_process';
-import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { readOptions } from '../args.ts';
 import { type CounterMeaning, counterMeaning } from './meanings.ts';
+import { listFolder, readText, sysfsFolder } from './sysfs.ts';
 
 /**
  * Where a counter is from. `'hw'`: hw_counters of the port or of the device, which `rdma statistic` shows. `'port'`:
@@ -59,10 +59,10 @@ const known = ['device', 'sysfs', 'ethtool'];
  * @returns a snapshot for each port; none where there is no device
  */
 export async function readCounters(options: ReadCountersOptions = {}): Promise<PortCounters[]> {
-  const { device, sysfs = process.env.SYSFS_PATH || '/sys', ethtool = true } = readOptions(options, 'options', known);
+  const { device, sysfs = sysfsFolder(), ethtool = true } = readOptions(options, 'options', known);
   const folder = join(sysfs, 'class/infiniband');
-  const devices = list(folder).filter((name) => device === undefined || name === device);
-  const ports = devices.flatMap((name) => list(join(folder, name, 'ports')).map((port) => ({ name, port })));
+  const devices = listFolder(folder).filter((name) => device === undefined || name === device);
+  const ports = devices.flatMap((name) => listFolder(join(folder, name, 'ports')).map((port) => ({ name, port })));
   return Promise.all(
     ports.map(async ({ name, port }) => {
       const own = join(folder, name);
@@ -74,44 +74,27 @@ export async function readCounters(options: ReadCountersOptions = {}): Promise<P
         ...readFolder(join(path, 'counters'), 'port'),
       ];
       if (netdev !== undefined && ethtool) counters.push(...(await readEthtool(netdev)));
-      const driver = /^DRIVER=(.+)$/m.exec(read(join(own, 'device/uevent')) ?? '')?.[1];
+      const driver = /^DRIVER=(.+)$/m.exec(readText(join(own, 'device/uevent')) ?? '')?.[1];
       return { device: name, portNum: Number(port), netdev, driver, time: performance.now(), counters };
     }),
   );
 }
 
-function list(path: string): string[] {
-  try {
-    return readdirSync(path).sort(new Intl.Collator('en', { numeric: true }).compare);
-  } catch {
-    return [];
-  }
-}
-
-function read(path: string): string | undefined {
-  try {
-    return readFileSync(path, 'utf8').trim();
-  } catch {
-    // A counter that this port lacks answers EINVAL or EOPNOTSUPP.
-    return undefined;
-  }
-}
-
 /** The interface of a port: that of its GIDs, else that of its device. */
 function readNetdev(device: string, port: string): string | undefined {
-  for (const index of list(join(port, 'gid_attrs/ndevs'))) {
-    const name = read(join(port, 'gid_attrs/ndevs', index));
+  for (const index of listFolder(join(port, 'gid_attrs/ndevs'))) {
+    const name = readText(join(port, 'gid_attrs/ndevs', index));
     if (name) return name;
   }
-  return read(join(device, 'parent')) || list(join(device, 'device/net'))[0];
+  return readText(join(device, 'parent')) || listFolder(join(device, 'device/net'))[0];
 }
 
 function readFolder(path: string, source: CounterSource): Counter[] {
   const counters: Counter[] = [];
-  for (const name of list(path)) {
+  for (const name of listFolder(path)) {
     // How long the kernel keeps the others: a setting.
     if (name === 'lifespan') continue;
-    const text = read(join(path, name));
+    const text = readText(join(path, name));
     if (text !== undefined && /^\d+$/.test(text)) counters.push(counter(name, source, text));
   }
   return counters;

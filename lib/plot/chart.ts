@@ -31,7 +31,7 @@ export interface Chart {
 }
 
 const WIDTH = 760;
-const HEIGHT = 420;
+const HEIGHT = 440;
 const plot = { left: 76, right: 740, top: 44, bottom: 330 };
 // Okabe and Ito: colours that the colour-blind tell apart.
 const colours = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000', '#8a8a00'];

@@ -1,0 +1,163 @@
+/** Everything that commonly goes wrong: what `diagnose()` finds, and what the ports and the network around them tell. */
+import { execFile } from 'node:child_process';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { type Diagnosis, diagnose, type Finding } from '../diagnose.ts';
+import { chooseGid, gidReason } from '../verbs/gid.ts';
+import { readSysfsDevices, readText, type SysfsPort, sysfsFolder } from './sysfs.ts';
+
+const ok = (name: string, detail: string): Finding => ({ name, ok: true, level: 'ok', detail });
+const warning = (name: string, detail: string, fix?: string): Finding => ({
+  ...{ name, ok: false, level: 'warning', detail },
+  ...(fix !== undefined && { fix }),
+});
+
+/**
+ * Looks at everything: what `diagnose()` looks at, and of each port its state, its GIDs and which would be chosen, its MTU against that
+ * of its network interface, PFC and ECN where they can be seen; the network namespaces of RDMA, and the firewall.
+ *
+ * @returns the findings, in the order in which things build on each other
+ */
+export async function examine(): Promise<Diagnosis> {
+  const { findings } = diagnose();
+  const ports = readSysfsDevices().flatMap(({ name, ports }) => ports.map((port) => ({ device: name, port })));
+  for (const { device, port } of ports)
+    findings.push(...portFindings(device, port), ...(await qosFindings(device, port)));
+  if (ports.length > 0) findings.push(...namespaceFindings(), ...(await firewallFindings()));
+  return { ok: !findings.some(({ level }) => level === 'error'), findings };
+}
+
+function portFindings(device: string, port: SysfsPort): Finding[] {
+  const title = `${device}/${port.portNum}`;
+  const netdev = port.gids.find((entry) => entry.netdev !== null)?.netdev;
+  const findings: Finding[] = [];
+  if (port.state === 'ACTIVE') findings.push(ok(`${title} link`, `ACTIVE, ${port.linkLayer}`));
+  else {
+    const fix = netdev == null ? undefined : `ip link set ${netdev} up`;
+    findings.push(
+      warning(`${title} link`, `${port.state}: nothing can be sent; look at the cable, and the interface`, fix),
+    );
+  }
+  if (port.linkLayer !== 'Ethernet') return findings;
+  const chosen = chooseGid(port.gids);
+  if (chosen === undefined) {
+    findings.push(
+      warning(
+        `${title} GIDs`,
+        'none: the network interface has no address',
+        'ip address add ADDRESS/PREFIX dev INTERFACE',
+      ),
+    );
+  } else {
+    const detail = `${port.gids.length}; index ${chosen.gidIndex} (${chosen.gid}) would be chosen: ${gidReason(port.gids, chosen)}`;
+    const isRoutable = chosen.gid.startsWith('::ffff:') || !chosen.gid.startsWith('fe80:');
+    findings.push(
+      isRoutable
+        ? ok(`${title} GIDs`, detail)
+        : warning(
+            `${title} GIDs`,
+            `${detail}. It reaches no other subnet`,
+            `ip address add ADDRESS/PREFIX dev ${netdev ?? 'INTERFACE'}`,
+          ),
+    );
+  }
+  if (netdev != null) findings.push(...mtuFindings(title, netdev));
+  return findings;
+}
+
+// RoCE v2 over IPv6 with every header: what an MTU of RDMA takes of an interface's.
+const HEADERS = 104;
+const mtus = [4096, 2048, 1024, 512, 256];
+
+function mtuFindings(title: string, netdev: string): Finding[] {
+  const mtu = Number(readText(join(sysfsFolder(), 'class/net', netdev, 'mtu')));
+  if (!(mtu > 0)) return [];
+  const rdma = mtus.find((size) => size + HEADERS <= mtu) ?? 256;
+  const detail = `${netdev} has ${mtu}, so packets of RDMA carry ${rdma} bytes`;
+  if (rdma === 4096) return [ok(`${title} MTU`, detail)];
+  // Small packets cost speed and nothing else; all of a network must agree.
+  return [
+    warning(`${title} MTU`, `${detail}; 4096 need 4200 on all hosts and switches`, `ip link set ${netdev} mtu 4200`),
+  ];
+}
+
+const run = promisify(execFile);
+
+async function output(program: string, ...args: string[]): Promise<string | undefined> {
+  try {
+    const env = { ...process.env, LC_ALL: 'C', PATH: `${process.env.PATH ?? ''}:/usr/sbin:/sbin` };
+    return (await run(program, args, { env, timeout: 10_000 })).stdout;
+  } catch {
+    // Not installed, not allowed, or not supported: nothing is known then.
+    return undefined;
+  }
+}
+
+async function qosFindings(device: string, port: SysfsPort): Promise<Finding[]> {
+  const netdev = port.gids.find((entry) => entry.netdev !== null)?.netdev;
+  if (netdev == null) return [];
+  const title = `${device}/${port.portNum}`;
+  const findings: Finding[] = [];
+  const pfc = await output('dcb', 'pfc', 'show', 'dev', netdev);
+  const priorities = /prio-pfc (.*)/.exec(pfc ?? '')?.[1];
+  if (priorities !== undefined) {
+    const on = [...priorities.matchAll(/(\d):on/g)].map(([, priority]) => priority);
+    findings.push(
+      on.length === 0
+        ? warning(
+            `${title} PFC`,
+            'off for all priorities: bursts are dropped',
+            `dcb pfc set dev ${netdev} prio-pfc 3:on`,
+          )
+        : ok(`${title} PFC`, `on for priority ${on.join(', ')}; the switch must have the same`),
+    );
+  }
+  const folder = join(sysfsFolder(), 'class/net', netdev, 'ecn');
+  for (const [part, role] of [
+    ['roce_rp', 'sender (reaction point)'],
+    ['roce_np', 'receiver (notification point)'],
+  ] as const) {
+    const states = Array.from({ length: 8 }, (_, priority) => readText(join(folder, part, 'enable', String(priority))));
+    if (states.every((state) => state === undefined)) continue;
+    const on = states.flatMap((state, priority) => (state === '1' ? [priority] : []));
+    const fix = `echo 1 > ${join(folder, part, 'enable/3')}`;
+    findings.push(
+      on.length === 0
+        ? warning(`${title} ECN`, `congestion control is off for the ${role}`, fix)
+        : ok(`${title} ECN`, `on for the ${role}, priority ${on.join(', ')}`),
+    );
+  }
+  return findings;
+}
+
+function namespaceFindings(): Finding[] {
+  const mode = readText(join(sysfsFolder(), 'module/ib_core/parameters/netns_mode'));
+  if (mode === undefined) return [];
+  if (mode === 'Y') return [ok('network namespaces', 'shared: devices are seen from all')];
+  return [
+    ok(
+      'network namespaces',
+      'exclusive: a device is seen from its own only ("rdma dev set NAME netns NETNS" moves it)',
+    ),
+  ];
+}
+
+async function firewallFindings(): Promise<Finding[]> {
+  const title = 'firewall';
+  const nft = await output('nft', 'list', 'ruleset');
+  const text = nft ?? (await output('iptables', '-S'));
+  if (text === undefined) return [];
+  const drops = /hook input .*policy drop|^-P INPUT (DROP|REJECT)/m.test(text) || /\b(reject|drop)\b/i.test(text);
+  if (!drops || /\b4791\b/.test(text)) return [ok(title, 'nothing that drops UDP port 4791 was found')];
+  const fix =
+    nft === undefined
+      ? 'iptables -I INPUT -p udp --dport 4791 -j ACCEPT'
+      : 'nft insert rule inet filter input udp dport 4791 accept';
+  return [
+    warning(
+      title,
+      'there are rules that drop, and none for UDP port 4791, which Soft-RoCE needs (a RoCE NIC bypasses them)',
+      fix,
+    ),
+  ];
+}

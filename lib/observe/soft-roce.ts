@@ -1,0 +1,95 @@
+/** Soft-RoCE links: listed from sysfs, added and removed by the program `rdma` of iproute2, after checks. */
+import { execFile } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { readSysfsDevices, readText, sysfsFolder } from './sysfs.ts';
+
+/** A Soft-RoCE device. */
+export interface SoftRoceLink {
+  /** Of the device. */
+  name: string;
+  /** Its network interface. */
+  netdev: string;
+  /** Such as `'ACTIVE'`. */
+  state: string;
+}
+
+const run = promisify(execFile);
+// Without the folders of system programs a plain user's PATH finds no modprobe.
+const env = () => ({ ...process.env, LC_ALL: 'C', PATH: `${process.env.PATH ?? ''}:/usr/sbin:/sbin` });
+
+/** Why a link cannot be added or removed, with the line to type where there is one. */
+function failure(message: string): Error {
+  return Object.assign(new Error(message), { code: 'ERR_SOFT_ROCE' });
+}
+
+/** The Soft-RoCE devices. */
+export function listSoftRoce(): SoftRoceLink[] {
+  return readSysfsDevices().flatMap(({ name, softOver, ports }) =>
+    softOver === undefined ? [] : [{ name, netdev: softOver, state: ports[0]?.state ?? '' }],
+  );
+}
+
+async function execute(program: string, args: string[]): Promise<void> {
+  try {
+    await run(program, args, { env: env() });
+  } catch (error) {
+    const { code, stderr = '' } = error as { code?: string | number; stderr?: string };
+    if (code === 'ENOENT') throw failure(`no program ${program}: apt-get install -y iproute2 kmod`);
+    const why = stderr.trim().split('\n').at(-1) || `exit code ${code}`;
+    const hint = /not permitted|EPERM/.test(why) ? '; it takes root' : '';
+    throw failure(`${program} ${args.join(' ')}: ${why}${hint}`);
+  }
+}
+
+/**
+ * Adds a Soft-RoCE device to a network interface.
+ *
+ * @param netdev - the interface
+ * @param name - of the device. Default: the first of rxe0, rxe1, ... that is free
+ * @returns the link
+ * @throws Error `ERR_SOFT_ROCE` saying what is in the way: no such interface, a VLAN interface, a link that exists, a kernel without
+ *   the module, no right to do it
+ */
+export async function addSoftRoce(netdev: string, name?: string): Promise<SoftRoceLink> {
+  const sysfs = sysfsFolder();
+  const folder = join(sysfs, 'class/net', netdev);
+  if (!/^[\w.:@-]+$/.test(netdev) || !existsSync(folder))
+    throw failure(`no network interface ${netdev}: see "ip link"`);
+  if (/^DEVTYPE=vlan$/m.test(readText(join(folder, 'uevent')) ?? '')) {
+    throw failure(`${netdev} is a VLAN interface, which Soft-RoCE refuses: add it to the interface below`);
+  }
+  const existing = listSoftRoce().find((link) => link.netdev === netdev);
+  if (existing !== undefined) throw failure(`${netdev} has ${existing.name} already`);
+  const taken = new Set(readSysfsDevices().map((device) => device.name));
+  if (name !== undefined && taken.has(name)) throw failure(`there is a device ${name} already`);
+  let free = name;
+  for (let i = 0; free === undefined; i++) if (!taken.has(`rxe${i}`)) free = `rxe${i}`;
+  if (!existsSync(join(sysfs, 'module/rdma_rxe'))) {
+    try {
+      await execute('modprobe', ['rdma_rxe']);
+    } catch (error) {
+      throw failure(`${(error as Error).message}; a kernel without it cannot do this: try "node-rdma vm"`);
+    }
+  }
+  await execute('rdma', ['link', 'add', free, 'type', 'rxe', 'netdev', netdev]);
+  return listSoftRoce().find((link) => link.name === free) ?? { name: free, netdev, state: '' };
+}
+
+/**
+ * Removes a Soft-RoCE device. The kernel waits for programs that have it open.
+ *
+ * @param which - name of the device, or of its network interface
+ * @returns the link that was
+ * @throws Error `ERR_SOFT_ROCE` when there is none, or it is no Soft-RoCE
+ */
+export async function removeSoftRoce(which: string): Promise<SoftRoceLink> {
+  const link = listSoftRoce().find(({ name, netdev }) => name === which || netdev === which);
+  if (link === undefined) {
+    const isOther = readSysfsDevices().some(({ name }) => name === which);
+    throw failure(isOther ? `${which} is no Soft-RoCE` : `no Soft-RoCE ${which}: see "node-rdma softroce list"`);
+  }
+  await execute('rdma', ['link', 'delete', link.name]);
+  return link;
+}

@@ -1,0 +1,82 @@
+/** The two sides of a measurement talk over TCP: a line of JSON each, in turn. */
+import { once } from 'node:events';
+import { connect, createServer, type Socket } from 'node:net';
+
+/** Longer than any line of ours; more is no peer. */
+const MAX_LINE = 1 << 20;
+
+/** An error that is told in one line. */
+export function perfError(message: string): Error {
+  return Object.assign(new Error(message), { code: 'ERR_PERF' });
+}
+
+/** A connection that carries objects. */
+export class Control {
+  readonly #socket: Socket;
+  readonly #lines: AsyncIterator<{ error?: unknown }>;
+
+  constructor(socket: Socket, signal: AbortSignal) {
+    this.#socket = socket;
+    socket.setNoDelay(true);
+    // What ends it shows at the next receive.
+    socket.on('error', () => {});
+    signal.addEventListener('abort', () => socket.destroy(), { once: true });
+    this.#lines = lines(socket);
+  }
+
+  /** Listens for one peer. `onListening` is told the port. */
+  static async accept(port: number, signal: AbortSignal, onListening: (port: number) => void): Promise<Control> {
+    signal.throwIfAborted();
+    const server = createServer();
+    signal.addEventListener('abort', () => server.close(), { once: true });
+    server.listen({ port });
+    await once(server, 'listening', { signal });
+    onListening((server.address() as { port: number }).port);
+    const [socket] = (await once(server, 'connection', { signal })) as [Socket];
+    server.close();
+    return new Control(socket, signal);
+  }
+
+  static async connect(host: string, port: number, signal: AbortSignal): Promise<Control> {
+    signal.throwIfAborted();
+    const socket = connect({ host, port });
+    const control = new Control(socket, signal);
+    await once(socket, 'connect', { signal });
+    return control;
+  }
+
+  send(message: object): void {
+    this.#socket.write(`${JSON.stringify(message)}\n`);
+  }
+
+  /** The next object. @throws when the peer has gone, or has sent an `error` */
+  async receive<T extends object>(): Promise<T> {
+    const { value, done } = await this.#lines.next();
+    if (done || value === undefined) throw perfError('the peer has closed the connection');
+    if (typeof value.error === 'string') throw perfError(`the peer says: ${value.error}`);
+    return value as T;
+  }
+
+  close(): void {
+    this.#socket.end();
+  }
+}
+
+async function* lines(socket: Socket): AsyncGenerator<{ error?: unknown }, void> {
+  let text = '';
+  for await (const chunk of socket.setEncoding('utf8')) {
+    const parts = (text + chunk).split('\n');
+    text = parts.pop()!;
+    if (text.length > MAX_LINE) throw perfError('the peer is no node-rdma perf');
+    for (const part of parts) {
+      let value: unknown;
+      try {
+        value = JSON.parse(part);
+      } catch {
+        throw perfError('the peer is no node-rdma perf');
+      }
+      if (typeof value !== 'object' || value === null) throw perfError('the peer is no node-rdma perf');
+      yield value;
+    }
+  }
+}

@@ -1,0 +1,168 @@
+/** Measurements between two sides, as perftest has them: bandwidth and latency of writes, reads, sends and atomics. */
+import type { ConnectOptions } from '../endpoint/connect.ts';
+import type { Mtu } from '../native/constants.gen.ts';
+import { Control, perfError } from './control.ts';
+import {
+  type Bandwidth,
+  type Latency,
+  type PerfVerb,
+  player,
+  roundTrips,
+  streamIn,
+  streamOut,
+  type Turn,
+} from './measure.ts';
+import { type PerfAddress, type PerfSetup, Side } from './side.ts';
+
+/** The names of the measurements. */
+export const perfTests = [
+  ...(['write-bw', 'write-lat', 'read-bw', 'read-lat'] as const),
+  ...(['send-bw', 'send-lat', 'atomic-bw', 'atomic-lat'] as const),
+] as const;
+/** One of them. */
+export type PerfTest = (typeof perfTests)[number];
+
+/** How to measure. */
+export interface PerfOptions {
+  test: PerfTest;
+  device: string | undefined;
+  portNum: number;
+  gidIndex: number | undefined;
+  trafficClass: number | undefined;
+  /** Bytes of the path MTU; undefined for that of the ports. */
+  mtu: number | undefined;
+  /** TCP port. */
+  port: number;
+  events: boolean;
+  signal: AbortSignal;
+}
+
+/** What the client decides. */
+export interface PerfClientOptions extends PerfOptions {
+  host: string;
+  sizes: readonly number[];
+  /** Of each queue pair. */
+  iters: number | undefined;
+  seconds: number | undefined;
+  qps: number;
+  txDepth: number;
+  rxDepth: number;
+  /** Told each result as it comes. */
+  onResult: (result: Bandwidth | Latency) => void;
+}
+
+interface Hello extends PerfSetup, PerfAddress {
+  protocol: string;
+  test: string;
+}
+
+const PROTOCOL = 'node-rdma perf 1';
+// What perftest takes for its tests of latency.
+const INLINE = 220;
+
+const verbOf = (test: PerfTest) => test.split('-')[0] as PerfVerb;
+const isLatency = (test: PerfTest) => test.endsWith('-lat');
+const isPingPong = (test: PerfTest) => test === 'write-lat' || test === 'send-lat';
+
+const connectOptions = ({ portNum, gidIndex, trafficClass, mtu }: PerfOptions): ConnectOptions => ({
+  portNum,
+  ...(gidIndex !== undefined && { gidIndex }),
+  ...(trafficClass !== undefined && { trafficClass }),
+  ...(mtu !== undefined && { mtu: Math.log2(mtu / 128) as Mtu }),
+});
+
+/**
+ * Measures, as the client.
+ *
+ * @returns a result for each size
+ */
+export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwidth | Latency)[]> {
+  const { test, host, port, signal, sizes, iters, seconds, qps, txDepth, rxDepth, events, onResult } = options;
+  if (test === 'write-lat' && events) throw perfError('write-lat looks at memory: there are no events to wait for');
+  const setup = {
+    ...{ qps: isLatency(test) ? 1 : qps, txDepth, rxDepth, maxSize: Math.max(8, ...sizes) },
+    inline: isPingPong(test) ? INLINE : 0,
+  };
+  const control = await Control.connect(host, port, signal);
+  try {
+    using side = new Side(options.device, setup, connectOptions(options));
+    control.send({ protocol: PROTOCOL, test, ...setup, ...side.address });
+    await side.connect(await control.receive<PerfAddress>());
+    control.send({ connected: true });
+    const results: (Bandwidth | Latency)[] = [];
+    for (const size of sizes) {
+      const turn: Turn = { verb: verbOf(test), size, iters, seconds, txDepth, events, signal };
+      control.send({ size });
+      await control.receive();
+      const result = isLatency(test) ? await roundTrips(side, turn) : await streamOut(side, turn);
+      results.push(result);
+      onResult(result);
+      control.send({ stop: true });
+      await control.receive();
+    }
+    control.send({ bye: true });
+    return results;
+  } catch (error) {
+    control.send({ error: (error as Error).message });
+    throw error;
+  } finally {
+    control.close();
+  }
+}
+
+/**
+ * Is the other side for one client.
+ *
+ * @param onListening - told the TCP port
+ */
+export async function runPerfServer(options: PerfOptions, onListening: (port: number) => void): Promise<void> {
+  const { test, port, signal, events } = options;
+  const control = await Control.accept(port, signal, onListening);
+  try {
+    const hello = await control.receive<Hello>();
+    if (hello.protocol !== PROTOCOL) throw perfError('the peer is no node-rdma perf of this version');
+    if (hello.test !== test) throw perfError(`the client measures ${hello.test}, the server ${test}`);
+    const { qps, txDepth, rxDepth, maxSize, inline } = hello;
+    using side = new Side(options.device, { qps, txDepth, rxDepth, maxSize, inline }, connectOptions(options));
+    await side.connect(hello);
+    control.send(side.address);
+    await control.receive();
+    for (;;) {
+      const next = await control.receive<{ size?: number }>();
+      if (next.size === undefined) return;
+      const over = new AbortController();
+      const stop = control.receive().finally(() => over.abort());
+      // An error of the connection is thrown when its turn has come.
+      stop.catch(() => {});
+      const turn: Turn = {
+        ...{ verb: verbOf(test), size: next.size, iters: undefined, seconds: undefined },
+        ...{ txDepth, events, signal, over: over.signal },
+      };
+      await answer(side, turn, test, rxDepth, () => control.send({ ready: true }));
+      await stop;
+      control.send({ stopped: true });
+    }
+  } catch (error) {
+    control.send({ error: (error as Error).message });
+    throw error;
+  } finally {
+    control.close();
+  }
+}
+
+/** Does the server's part of a turn, until the client is done. */
+async function answer(side: Side, turn: Turn, test: PerfTest, rxDepth: number, ready: () => void): Promise<void> {
+  if (test === 'send-bw') {
+    const coming = streamIn(side, turn, rxDepth);
+    ready();
+    await coming;
+  } else if (isPingPong(test)) {
+    const { ping, pong } = player(side, turn);
+    ready();
+    for (;;) {
+      await pong();
+      if (turn.over!.aborted) return;
+      await ping();
+    }
+  } else ready();
+}

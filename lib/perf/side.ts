@@ -1,0 +1,113 @@
+/** What one side of a measurement has: queue pairs, memory, and what it knows of the peer. */
+import {
+  type ConnectOptions,
+  connectionInfo,
+  connectQueuePair,
+  decodeConnectionInfo,
+  encodeConnectionInfo,
+} from '../endpoint/connect.ts';
+import { AccessFlags } from '../native/constants.gen.ts';
+import type { CompletionQueue } from '../verbs/completion-queue.ts';
+import { openDevice } from '../verbs/context.ts';
+import type { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
+import type { QueuePair } from '../verbs/queue-pair.ts';
+import { RemoteRegion, type RemoteRegionToken } from '../verbs/remote-region.ts';
+
+/** What both sides must agree on. */
+export interface PerfSetup {
+  /** Queue pairs. */
+  qps: number;
+  txDepth: number;
+  rxDepth: number;
+  /** Bytes of the longest message. */
+  maxSize: number;
+  /** Bytes that may go inline. */
+  inline: number;
+}
+
+/** What one side tells the other to be connected. */
+export interface PerfAddress {
+  infos: string[];
+  region: RemoteRegionToken;
+}
+
+// A line of memory apart, so that what is received does not share one with what is sent.
+const aligned = (size: number) => Math.max(64, Math.ceil(size / 64) * 64);
+
+/** One side. */
+export class Side implements Disposable {
+  readonly qps: QueuePair[] = [];
+  readonly sendCq: CompletionQueue;
+  readonly recvCq: CompletionQueue;
+  readonly #context;
+  readonly #mr: MemoryRegion;
+  readonly #options: ConnectOptions;
+  readonly #room: number;
+  /** Bytes of the longest message. */
+  readonly maxSize: number;
+  readonly #local;
+  #remote: RemoteRegion | undefined;
+
+  constructor(device: string | undefined, setup: PerfSetup, options: ConnectOptions) {
+    const { qps, txDepth, rxDepth, maxSize, inline } = setup;
+    this.maxSize = maxSize;
+    this.#context = openDevice(device);
+    try {
+      const pd = this.#context.allocPd();
+      const { maxCqe } = this.#context.queryDevice();
+      this.sendCq = this.#context.createCq(Math.min(qps * txDepth + 1, maxCqe));
+      this.recvCq = this.#context.createCq(Math.min(qps * rxDepth + 1, maxCqe));
+      const cap = { maxSendWr: txDepth, maxRecvWr: rxDepth, maxInlineData: inline };
+      for (let i = 0; i < qps; i++) this.qps.push(pd.createQp({ sendCq: this.sendCq, recvCq: this.recvCq, cap }));
+      this.#room = aligned(maxSize);
+      const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC } = AccessFlags;
+      this.#mr = pd.allocSync(2 * this.#room, { access: LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC });
+      this.#options = options;
+      this.#local = this.qps.map((qp) => connectionInfo(qp, options));
+    } catch (error) {
+      this.#context.close({ cascade: true });
+      throw error;
+    }
+  }
+
+  get address(): PerfAddress {
+    return {
+      infos: this.#local.map((info) => encodeConnectionInfo(info).toString('base64')),
+      region: this.#mr.remote(),
+    };
+  }
+
+  /** Connects with the peer's queue pairs, one to one. */
+  async connect({ infos, region }: PerfAddress): Promise<void> {
+    this.#remote = new RemoteRegion(region);
+    for (const [i, qp] of this.qps.entries()) {
+      const info = decodeConnectionInfo(Buffer.from(String(infos[i]), 'base64'));
+      await connectQueuePair(qp, this.#local[i]!, info, this.#options);
+    }
+  }
+
+  /** What is sent from here. */
+  outgoing(bytes: number): MemorySlice {
+    return this.#mr.slice(0, bytes);
+  }
+
+  /** Where it arrives here. */
+  incoming(bytes: number): MemorySlice {
+    return this.#mr.slice(this.#room, bytes);
+  }
+
+  /** Where it arrives there. */
+  remoteIncoming(bytes: number) {
+    return this.#remote!.slice(this.#room, bytes);
+  }
+
+  /** What is read from there. */
+  remoteOutgoing(bytes: number) {
+    return this.#remote!.slice(0, bytes);
+  }
+
+  [Symbol.dispose](): void {
+    for (const qp of this.qps) qp.close();
+    this.#context.close({ cascade: true });
+  }
+}

@@ -1,0 +1,39 @@
+/** Waiting by polling, in turns: signals, sockets and a peer in the same thread get theirs. */
+import { setImmediate as turn } from 'node:timers/promises';
+import { WorkCompletionError } from '../errors.ts';
+import { WcStatus } from '../native/constants.gen.ts';
+import type { CompletionQueue } from '../verbs/completion-queue.ts';
+import { wcStatusName, wcStatusStr } from '../verbs/text.ts';
+import type { WorkCompletion } from '../verbs/work-completion.ts';
+
+// Some hundred microseconds.
+const POLLS = 1000;
+
+/** Asks until the answer is yes. */
+export async function spin(isDone: () => boolean, signal: AbortSignal): Promise<void> {
+  for (;;) {
+    for (let i = 0; i < POLLS; i++) if (isDone()) return;
+    await turn();
+    signal.throwIfAborted();
+  }
+}
+
+/** Waits for completions, asleep or awake. @returns how many there are; `cq.at(i)` has them */
+export async function nextCompletions(cq: CompletionQueue, events: boolean, signal: AbortSignal): Promise<number> {
+  if (events) return cq.wait({ signal });
+  let found = 0;
+  await spin(() => {
+    found = cq.poll();
+    return found > 0;
+  }, signal);
+  return found;
+}
+
+/** Throws when a completion tells of a failure. */
+export function checkCompletion(wc: WorkCompletion, operation: string): void {
+  const { status } = wc;
+  if (status === WcStatus.SUCCESS) return;
+  // The error carries a code for the command line, which shows its message.
+  const error = new WorkCompletionError(operation, wc, wcStatusName(status), wcStatusStr(status));
+  throw Object.assign(error, { code: 'ERR_RDMA_COMPLETION' });
+}

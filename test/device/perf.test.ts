@@ -1,0 +1,190 @@
+/** Ping-pong and measurements between the two devices, both sides in this process. */
+import { describe, expect, it } from 'vitest';
+import { type Bandwidth, type Latency, latencyOf } from '../../lib/perf/measure.ts';
+import { type PerfClientOptions, type PerfTest, perfTests, runPerfClient, runPerfServer } from '../../lib/perf/perf.ts';
+import { type PingpongOptions, pingpong } from '../../lib/perf/pingpong.ts';
+import { command, start } from '../unit/command.ts';
+import { DEADLINE_MS, deviceA, deviceB, expectNoLeaks, isRxe } from './fixture.ts';
+
+expectNoLeaks();
+
+const signal = () => AbortSignal.timeout(DEADLINE_MS);
+
+// Not tried on Soft-RoCE yet.
+const describeHere = describe.runIf(!isRxe);
+
+describeHere('pingpong', () => {
+  /** A game between both devices; the client starts when the server listens. */
+  async function play(more: Partial<PingpongOptions>, port: number) {
+    const options: PingpongOptions = {
+      ...{ transport: 'rc', host: undefined, device: deviceA, port, portNum: 1, size: 4096, mtu: 1024, rxDepth: 20 },
+      ...{ iters: 50, sl: 0, gidIndex: undefined, events: false, check: true, signal: signal(), onLocal: () => {} },
+      ...more,
+    };
+    let client: Promise<unknown> | undefined;
+    const server = pingpong({
+      ...options,
+      onLocal: () => {
+        client = pingpong({ ...options, device: deviceB, host: '127.0.0.1' });
+        client.catch(() => {});
+      },
+    });
+    return [await server, await client];
+  }
+
+  it.each(['rc', 'uc', 'ud'] as const)(
+    'plays over %s, polling and with events, and checks what has come',
+    async (transport) => {
+      const size = transport === 'ud' ? 512 : 5000;
+      for (const [events, rxDepth] of [
+        [false, 20],
+        [true, 2],
+        [true, 1],
+      ] as const) {
+        const results = await play({ transport, size, events, rxDepth }, 18530);
+        expect(results).toMatchObject([
+          { iters: 50, bytes: 100 * size },
+          { iters: 50, bytes: 100 * size },
+        ]);
+      }
+    },
+  );
+
+  it('refuses a datagram that does not fit the MTU', async () => {
+    await expect(play({ transport: 'ud', size: 100_000 }, 18531)).rejects.toMatchObject({ code: 'ERR_OUT_OF_RANGE' });
+  });
+
+  it('ends by its signal while it waits for a client', async () => {
+    const abort = new AbortController();
+    await expect(play({ signal: abort.signal, onLocal: () => abort.abort() } as never, 18532)).rejects.toThrow();
+  });
+});
+
+describeHere('perf', () => {
+  async function measure(test: PerfTest, more: Partial<PerfClientOptions> = {}): Promise<(Bandwidth | Latency)[]> {
+    const common = {
+      ...{ test, portNum: 1, gidIndex: undefined, trafficClass: undefined, mtu: undefined, events: false },
+      signal: signal(),
+    };
+    const seen: object[] = [];
+    let client: Promise<(Bandwidth | Latency)[]> | undefined;
+    await runPerfServer({ ...common, device: deviceA, port: 0, events: more.events ?? false }, (port) => {
+      client = runPerfClient({
+        ...{ ...common, device: deviceB, host: '127.0.0.1', port, sizes: [64], iters: 100, seconds: undefined, qps: 1 },
+        ...{ txDepth: 32, rxDepth: 64, onResult: (result) => seen.push(result), ...more },
+      });
+      client.catch(() => {});
+    });
+    const results = await client!;
+    expect(seen).toEqual(results);
+    return results;
+  }
+
+  it.each(perfTests)('%s gives figures that fit together, for each size', async (test) => {
+    const sizes = test.startsWith('atomic') ? [8] : [2, 4096, 1];
+    const results = await measure(test, { sizes, iters: 100 });
+    expect(results.map(({ size }) => size)).toEqual(sizes);
+    for (const result of results) {
+      expect(result.iterations).toBe(100);
+      if ('typical' in result) {
+        expect(result.min).toBeGreaterThan(0);
+        expect(result.min).toBeLessThanOrEqual(result.typical);
+        expect(result.typical).toBeLessThanOrEqual(result.p99);
+        expect(result.p99).toBeLessThanOrEqual(result.p999);
+        expect(result.p999).toBeLessThanOrEqual(result.max);
+        expect(result.histogram.reduce((sum, { count }) => sum + count, 0)).toBe(100);
+      } else {
+        expect(result.average).toBeCloseTo((result.mpps * 1e6 * result.size) / 2 ** 20, 6);
+        expect(result.peak).toBeGreaterThanOrEqual(result.average);
+      }
+    }
+  });
+
+  it.each(['write-bw', 'send-bw', 'read-bw'] as const)(
+    '%s uses several queue pairs, and a count that no list divides',
+    async (test) => {
+      const [result] = await measure(test, { qps: 3, iters: 101 });
+      expect(result!.iterations).toBe(303);
+    },
+  );
+
+  it.each(['send-bw', 'send-lat', 'read-lat', 'write-bw'] as const)('%s sleeps on events', async (test) => {
+    const [result] = await measure(test, { events: true, iters: 50 });
+    expect(result!.iterations).toBe(50);
+  });
+
+  it.each(['write-bw', 'send-bw', 'write-lat', 'send-lat', 'read-lat'] as const)(
+    '%s goes on for a time',
+    async (test) => {
+      const begin = performance.now();
+      const [result] = await measure(test, { iters: undefined, seconds: 0.3 });
+      expect(performance.now() - begin).toBeGreaterThan(300);
+      expect(result!.iterations).toBeGreaterThan(10);
+    },
+  );
+
+  it('says so on both sides when they measure different things', async () => {
+    let client: Promise<unknown> | undefined;
+    const common = {
+      ...{ portNum: 1, gidIndex: undefined, trafficClass: undefined, mtu: undefined, events: false, signal: signal() },
+      ...{ device: deviceA },
+    };
+    const server = runPerfServer({ ...common, test: 'write-bw', port: 0 }, (port) => {
+      client = runPerfClient({
+        ...{ ...common, test: 'read-bw', host: '127.0.0.1', port, sizes: [64], iters: 1, seconds: undefined, qps: 1 },
+        ...{ txDepth: 1, rxDepth: 2, onResult: () => {} },
+      });
+      client.catch(() => {});
+    });
+    await expect(server).rejects.toThrow('the client measures read-bw, the server write-bw');
+    await expect(client).rejects.toThrow('the peer says: the client measures read-bw, the server write-bw');
+  });
+
+  it('needs memory to look at for write-lat, not events', async () => {
+    const client = runPerfClient({
+      ...{
+        test: 'write-lat',
+        device: deviceB,
+        portNum: 1,
+        gidIndex: undefined,
+        trafficClass: undefined,
+        mtu: undefined,
+      },
+      ...{
+        events: true,
+        signal: signal(),
+        host: '127.0.0.1',
+        port: 1,
+        sizes: [2],
+        iters: 1,
+        seconds: undefined,
+        qps: 1,
+      },
+      ...{ txDepth: 1, rxDepth: 2, onResult: () => {} },
+    });
+    await expect(client).rejects.toThrow('write-lat looks at memory: there are no events to wait for');
+  });
+});
+
+describe('latencyOf', () => {
+  it('counts as perftest does', () => {
+    const times = Array.from({ length: 1000 }, (_, i) => 1000 - i);
+    expect(latencyOf(2, times)).toMatchObject({ min: 1, max: 1000, typical: 500, average: 500.5, p99: 990, p999: 999 });
+    expect(latencyOf(2, times).stdev).toBeCloseTo(288.67, 1);
+  });
+});
+
+describeHere('node-rdma pingpong and perf', () => {
+  it('end by Ctrl-C while they wait, with exit code 130', async () => {
+    const started = start(['pingpong', '-d', deviceA, '-p', '18540']);
+    await started.untilOutput('local address');
+    started.child.kill('SIGINT');
+    expect(await started.ended).toMatchObject({ code: 130, stderr: '' });
+  });
+
+  it('say that nobody listens', async () => {
+    const { code, stderr } = await command(['perf', 'write-bw', '127.0.0.1', '-p', '1', '-d', deviceA]);
+    expect(stderr).toMatch(/^node-rdma: .*ECONNREFUSED/);
+    expect(code).toBe(1);
+  });
+});
