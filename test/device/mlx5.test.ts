@@ -172,6 +172,7 @@ if (isRxe) {
         { cqeSize: 96 },
         { cqeSize: 64, flags: Mlx5dvCqInitAttrFlags.CQE_PAD },
         { cqeCompResFormat: 128 },
+        { cqeCompResFormat: Mlx5dvCqeCompResFormat.HASH | Mlx5dvCqeCompResFormat.CSUM },
         { flags: 0x80 },
       ];
       for (const mlx5Attr of refused) {

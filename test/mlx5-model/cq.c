@@ -130,6 +130,9 @@ static int create_cq(struct command* cmd, const struct ib_uverbs_ex_create_cq* r
   uint32_t entries = req->cqe + 1;
   if (req->cqe > MAX_CQE || req->comp_vector >= COMP_VECTORS || (entries & req->cqe)) return EINVAL;
   if (buf->cqe_size != 64 && buf->cqe_size != 128) return EINVAL;
+  uint8_t format = buf->cqe_comp_res_format; /* of compression: exactly one */
+  if (buf->cqe_comp_en && (!format || format > MLX5DV_CQE_RES_FORMAT_CSUM_STRIDX || (format & (format - 1))))
+    return EINVAL;
   struct file* channel = req->comp_channel >= 0 ? file_of(req->comp_channel) : NULL;
   if (req->comp_channel >= 0 && (!channel || channel->kind != FILE_EVENTS)) return EBADF;
   struct cq* cq = calloc(1, sizeof *cq);
