@@ -23,6 +23,8 @@ export default defineConfig({
       suite('loader'),
       // They share one device, or one VM.
       suite('device', { fileParallelism: false }),
+      // A foreign program on the other end of the wire: in the VM only.
+      suite('interop', { fileParallelism: false }),
       suite('vm', { fileParallelism: false }),
     ],
   },

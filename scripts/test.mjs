@@ -47,7 +47,12 @@ const steps = {
   model: { builds: true, command: ['make', '-C', 'test/mlx5-model', `OUT=${join(root, 'build/model')}`] },
   tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
   // Under emulation the loading of the modules costs more than the tests: once for all files.
-  rxe: suite('rxe', 'device', { needs: ['image'], alone: 'vm', through: inVm('rxe', 'rxe'), more: ['--no-isolate'] }),
+  rxe: suite('rxe', 'device', {
+    needs: ['image'],
+    alone: 'vm',
+    through: inVm('rxe', 'rxe'),
+    more: ['--no-isolate', '--project', 'interop'],
+  }),
   sanitized: { builds: true, command: script('build', '--sanitize') },
   device: suite('device', 'device', { needs: ['model'], env: () => ({ ...onModel, LD_PRELOAD: model }) }),
   asan: suite('asan', 'device', {
