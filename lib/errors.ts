@@ -18,6 +18,7 @@ const texts: Record<string, string> = {
   EPROTONOSUPPORT: 'the kernel does not know this call: it is older than the library, or its driver lacks it',
   ENOSYS: 'the kernel has no RDMA support (modprobe ib_uverbs)',
   EBUSY: 'still in use',
+  EIO: 'i/o error, which a device that is gone answers too',
 };
 
 /** A verb of libibverbs or librdmacm failed. Shaped like Node's system errors. */
@@ -102,6 +103,21 @@ export class RdmaClosedError extends Error {
   constructor(what: string) {
     super(`${what} is closed`);
     this.name = 'RdmaClosedError';
+  }
+}
+
+/**
+ * The device is gone: it failed (`EventType.DEVICE_FATAL`), or was removed. `code` is `'ERR_RDMA_DEVICE_LOST'`. What is
+ * left to do with its objects is to close them; the device may be opened again when it is back.
+ */
+export class RdmaDeviceLostError extends Error {
+  /** Always `'ERR_RDMA_DEVICE_LOST'`. */
+  readonly code = 'ERR_RDMA_DEVICE_LOST';
+
+  /** @param what - the object, in words */
+  constructor(what: string) {
+    super(`${what}: the device is gone (DEVICE_FATAL); all that is left to do is to close it`);
+    this.name = 'RdmaDeviceLostError';
   }
 }
 

@@ -25,6 +25,7 @@ export {
   BusyError,
   PostError,
   RdmaClosedError,
+  RdmaDeviceLostError,
   RdmaError,
   RdmaUnavailableError,
   WorkCompletionError,

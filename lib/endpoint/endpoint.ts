@@ -215,10 +215,10 @@ export class Endpoint {
   async #close(): Promise<void> {
     const { qp } = this;
     if (!qp.closed) {
-      if (this.#isPending) await qp.modify({ qpState: QpState.ERR });
+      if (this.#isPending && !qp.lost) await qp.modify({ qpState: QpState.ERR });
       const deadline = Date.now() + 2000;
       // Flushed requests complete at once; a device that does not flush must not hold the caller.
-      while (this.#isPending && Date.now() < deadline) {
+      while (this.#isPending && !qp.lost && Date.now() < deadline) {
         this.#drain();
         if (this.#isPending) await new Promise((resolve) => setTimeout(resolve, 1));
       }
@@ -295,7 +295,12 @@ export class Endpoint {
   readonly #turn = (): void => {
     this.#scheduled = false;
     if (this.qp.closed) return;
-    this.#drain();
+    try {
+      this.#drain();
+    } catch (error) {
+      // The device is lost, or the queue cannot be polled any more.
+      this.#abandon(error as Error);
+    }
     if (this.#isPending && !this.#waiting) void this.#wait();
   };
 

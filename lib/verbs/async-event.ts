@@ -30,46 +30,72 @@ export interface AsyncEvent {
 // The name is in the type.
 const printedEvent = printed<AsyncEvent>('AsyncEvent', { type: named(EventType, eventTypeStr), name: null });
 
+/** An event that nobody has taken yet. */
+interface Arrived {
+  type: number;
+  portNum?: number;
+  kind?: Element;
+  element?: WeakRef<Resource> | undefined;
+}
+
+type Element = 'qp' | 'cq' | 'srq' | 'wq';
+
 /** The events of one context, and the objects that they can be about. @internal */
 export class AsyncEvents {
   readonly #context: ContextHandle;
-  // Made when somebody waits for the first time.
+  readonly #onFatal: () => void;
+  // Made when somebody waits for the first time, for an event or for a completion.
   #handle: AsyncEventsHandle | undefined;
   readonly #elements = new Map<string, WeakRef<Resource>>();
-  readonly #events: AsyncEvent[] = [];
+  // What has come and nobody has taken yet. An object that is only named here may be collected.
+  readonly #events: Arrived[] = [];
+  #isFatal = false;
   readonly #waiters = new Set<() => void>();
 
-  constructor(context: ContextHandle) {
+  /** @param onFatal - called once the device is gone; must not hold the context */
+  constructor(context: ContextHandle, onFatal: () => void) {
     this.#context = context;
+    this.#onFatal = onFatal;
   }
 
   /** An object that events can be about, by what the addon calls it. */
-  enter(kind: 'qp' | 'cq' | 'srq' | 'wq', number: number, element: Resource): void {
+  enter(kind: Element, number: number, element: Resource): void {
     this.#elements.set(`${kind}${number}`, new WeakRef(element));
   }
 
-  leave(kind: 'qp' | 'cq' | 'srq' | 'wq', number: number): void {
+  leave(kind: Element, number: number): void {
     this.#elements.delete(`${kind}${number}`);
   }
 
   /** The next event, or undefined when there is none yet. */
   take(): AsyncEvent | undefined {
-    return this.#events.shift();
+    const found = this.#events.shift();
+    if (found === undefined) return undefined;
+    const { type, portNum, kind, element } = found;
+    const event = printedEvent({ type, name: nameOf(EventType, type) });
+    if (portNum !== undefined) event.portNum = portNum;
+    else if (kind !== undefined) Object.assign(event, { [kind]: element?.deref() });
+    return event;
   }
 
-  /** Calls when there are events. The first waiter begins to watch, and so keeps the process alive; the last one ends it. */
+  /**
+   * Begins to watch, for who waits for completions would wait for ever on a device that is gone. This does not keep the
+   * process alive.
+   */
+  watch(): AsyncEventsHandle {
+    // Not `this`: the addon holds the callback, which must not hold the context.
+    const self = new WeakRef<AsyncEvents>(this);
+    this.#handle ??= binding().createAsyncEvents(this.#context, (numbers) => {
+      const found = self.deref();
+      if (found) found.#arrived(numbers);
+    });
+    return this.#handle;
+  }
+
+  /** Calls when there are events. The first waiter keeps the process alive; the last one ends that. */
   addWaiter(wake: () => void): void {
     this.#waiters.add(wake);
-    if (this.#waiters.size > 1) return;
-    if (this.#handle === undefined) {
-      // Not `this`: the addon holds the callback, which must not hold the context.
-      const self = new WeakRef<AsyncEvents>(this);
-      this.#handle = binding().createAsyncEvents(this.#context, (numbers) => {
-        const found = self.deref();
-        if (found) found.#arrived(numbers);
-      });
-    }
-    binding().startAsyncEvents(this.#handle);
+    if (this.#waiters.size === 1) binding().startAsyncEvents(this.watch());
   }
 
   removeWaiter(wake: () => void): void {
@@ -85,13 +111,20 @@ export class AsyncEvents {
 
   // Three numbers an event: its type, the kind of object, which one.
   #arrived(numbers: number[]): void {
+    let isFatal = false;
     for (let i = 0; i < numbers.length; i += 3) {
-      const [type = 0, kind = 0, number = 0] = numbers.slice(i, i + 3);
-      const event = printedEvent({ type, name: nameOf(EventType, type) });
-      const element = kinds[kind];
-      if (element === 'portNum') event.portNum = number;
-      else if (element) Object.assign(event, { [element]: this.#elements.get(`${element}${number}`)?.deref() });
-      this.#events.push(event);
+      const [type = 0, which = 0, number = 0] = numbers.slice(i, i + 3);
+      // Of a device that was removed it may come twice.
+      if (type === EventType.DEVICE_FATAL && (isFatal || this.#isFatal)) continue;
+      isFatal ||= type === EventType.DEVICE_FATAL;
+      const kind = kinds[which];
+      if (kind === 'portNum') this.#events.push({ type, portNum: number });
+      else if (kind === undefined) this.#events.push({ type });
+      else this.#events.push({ type, kind, element: this.#elements.get(`${kind}${number}`) });
+    }
+    if (isFatal) {
+      this.#isFatal = true;
+      this.#onFatal();
     }
     for (const wake of this.#waiters) wake();
   }

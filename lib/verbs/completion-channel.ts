@@ -26,8 +26,11 @@ export class CompletionChannel extends Resource {
     this.context = context;
     this.handle = channel;
     const queues = this.#queues;
+    const device = new WeakRef(context);
     this.#events = binding().createChannelEvents(this.handle, (ids) => {
       for (const id of ids) queues.get(id)?.deref()?.onEvent();
+      // None is named when the device is gone.
+      if (ids.length === 0) device.deref()?.lose();
     });
   }
 

@@ -2,7 +2,7 @@ import { constants } from 'node:os';
 import { setImmediate } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import { abortSignal, boolean, integer, rangeError, readOptions, stateError } from '../args.ts';
-import { RdmaClosedError, RdmaError } from '../errors.ts';
+import { RdmaClosedError, RdmaDeviceLostError, RdmaError } from '../errors.ts';
 import { brief, type Inspecting } from '../inspect.ts';
 import { binding, doorbell } from '../native/binding.ts';
 import { Layout } from '../native/layout.gen.ts';
@@ -174,7 +174,7 @@ export class CompletionQueue extends Resource {
    *
    * @param max - how many at the most; default as many as one call gives, which is up to 256
    * @returns their number, 0 when there are none
-   * @throws RdmaError EIO when `ibv_poll_cq` fails
+   * @throws RdmaError EIO when `ibv_poll_cq` fails; RdmaDeviceLostError when there are none and the device is lost
    */
   poll(max = this.#capacity): number {
     if (this.closed) this.requireOpen();
@@ -186,6 +186,8 @@ export class CompletionQueue extends Resource {
     this.#ring();
     const count = bell[BELL_RESULT] as number;
     if (count < 0) throw new RdmaError('ibv_poll_cq', constants.errno.EIO, `it returned ${count}`);
+    // What has completed before the device was lost can still be taken.
+    if (count === 0 && this.lost) this.requireOpen();
     this.#found = count;
     return count;
   }
@@ -229,8 +231,8 @@ export class CompletionQueue extends Resource {
    * @param options - `signal`: ends the wait. `solicitedOnly`: wake up only for receives that the sender marked solicited
    *   and for failures; what has come by then is taken along. Default false
    * @returns how many were taken: at least 1; read them with `at(i)`
-   * @throws RdmaClosedError when the queue is closed meanwhile; the signal's reason when it is aborted; Error
-   *   `ERR_INVALID_STATE` when the queue has no channel
+   * @throws RdmaClosedError when the queue is closed meanwhile, RdmaDeviceLostError when the device is lost; the
+   *   signal's reason when it is aborted; Error `ERR_INVALID_STATE` when the queue has no channel
    */
   async wait(options: { signal?: AbortSignal; solicitedOnly?: boolean } = {}): Promise<number> {
     const { signal: given, solicitedOnly = false } = readOptions(options, 'options', ['signal', 'solicitedOnly']);
@@ -335,6 +337,10 @@ export class CompletionQueue extends Resource {
   }
 
   protected readonly destroyVerb = 'ibv_destroy_cq';
+
+  protected override onLost(): void {
+    for (const waiter of this.#waiters) waiter.reject(new RdmaDeviceLostError(this.describe()));
+  }
 
   protected destroy(): void {
     binding().destroyCq(this.handle);

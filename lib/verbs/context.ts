@@ -131,7 +131,8 @@ export class Context extends Resource {
     super([]);
     this.name = name;
     this.handle = native.handle;
-    this.events = new AsyncEvents(native.handle);
+    const self = new WeakRef(this);
+    this.events = new AsyncEvents(native.handle, () => self.deref()?.lose());
     this.numCompVectors = native.numCompVectors;
   }
 
@@ -263,16 +264,17 @@ export class Context extends Resource {
    * while nobody waits are kept for who asks. A wait keeps the process alive.
    *
    * @param options - `signal`: ends the wait
-   * @throws RdmaClosedError when the context is closed meanwhile; the signal's reason when it is aborted
+   * @throws RdmaClosedError when the context is closed meanwhile; the signal's reason when it is aborted;
+   *   RdmaDeviceLostError behind `DEVICE_FATAL`, which is the last event
    * @see ibv_get_async_event(3)
    */
   async getAsyncEvent(options: { signal?: AbortSignal } = {}): Promise<AsyncEvent> {
     const signal = abortSignal(readOptions(options, 'options', ['signal']).signal, 'options.signal');
     for (;;) {
       signal?.throwIfAborted();
-      this.requireOpen();
-      const event = this.events.take();
+      const event = this.closed ? undefined : this.events.take();
       if (event) return event;
+      this.requireOpen();
       await new Promise<void>((resolve) => {
         const wake = () => {
           this.events.removeWaiter(wake);
@@ -285,15 +287,18 @@ export class Context extends Resource {
     }
   }
 
-  /** The asynchronous events, one by one, until the context is closed. */
+  /** The asynchronous events, one by one, until the context is closed or the device is lost: `DEVICE_FATAL` is the last. */
   async *asyncEvents(): AsyncGenerator<AsyncEvent, void, void> {
-    this.requireOpen();
-    while (!this.closed) {
+    if (this.closed) this.requireOpen();
+    for (;;) {
+      let event: AsyncEvent;
       try {
-        yield await this.getAsyncEvent();
+        event = await this.getAsyncEvent();
       } catch (error) {
-        if (!this.closed) throw error;
+        if (this.closed || this.lost) return;
+        throw error;
       }
+      yield event;
     }
   }
 
@@ -315,7 +320,9 @@ export class Context extends Resource {
    */
   createCompChannel(): CompletionChannel {
     this.requireOpen();
-    return new CompletionChannel(this, this.handle);
+    const channel = new CompletionChannel(this, this.handle);
+    this.events.watch();
+    return channel;
   }
 
   /**

@@ -208,6 +208,8 @@ export class ProtectionDomain extends Resource {
 
   /** Work requests in flight that use an object of this domain. @internal */
   inFlight(region: Resource): number {
+    // Nothing completes any more, and nothing is touched: the kernel has taken the device away from the process.
+    if (this.lost) return 0;
     let count = 0;
     for (const queue of this.queues) count += queue.uses(region);
     return count;

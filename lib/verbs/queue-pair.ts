@@ -307,6 +307,11 @@ export class QueuePair extends AnyQueuePair {
   }
 
   /** @internal */
+  protected override onLost(): void {
+    for (const queue of [this.#sendQueue, this.#recvQueue]) queue.postable = false;
+  }
+
+  /** @internal */
   protected override destroy(): void {
     super.destroy();
     collected.unregister(this.#leave);

@@ -218,6 +218,10 @@ export class ReceiveWorkQueue extends Resource {
 
   protected readonly destroyVerb = 'ibv_destroy_wq';
 
+  protected override onLost(): void {
+    this.#queue.postable = false;
+  }
+
   protected destroy(): void {
     binding().destroyWq(this.handle);
     collected.unregister(this.#leave);

@@ -1,6 +1,6 @@
 import { inspect } from 'node:util';
 import { boolean, readOptions } from '../args.ts';
-import { BusyError, RdmaClosedError } from '../errors.ts';
+import { BusyError, RdmaClosedError, RdmaDeviceLostError } from '../errors.ts';
 import { type Inspecting, shown } from '../inspect.ts';
 
 // Children that were collected open take themselves out of their parents' lists.
@@ -12,6 +12,7 @@ const collected = new FinalizationRegistry<() => void>((forget) => forget());
  */
 export abstract class Resource {
   #closed = false;
+  #lost = false;
   #parents: readonly Resource[];
   // In order of creation. Weak, so that a forgotten child can be collected before its parent.
   #children = new Set<WeakRef<Resource>>();
@@ -25,6 +26,7 @@ export abstract class Resource {
    */
   constructor(parents: readonly Resource[]) {
     this.#parents = parents;
+    this.#lost = parents.some((parent) => parent.#lost);
     if (parents.length > 0) {
       const self = new WeakRef<Resource>(this);
       this.#self = self;
@@ -39,6 +41,11 @@ export abstract class Resource {
   /** Whether `close()` has succeeded. */
   get closed(): boolean {
     return this.#closed;
+  }
+
+  /** Whether the device was lost: it has raised `DEVICE_FATAL`. Then the object can only be closed. */
+  get lost(): boolean {
+    return this.#lost;
   }
 
   /**
@@ -114,7 +121,19 @@ export abstract class Resource {
   /** @internal */
   requireOpen(): void {
     if (this.#closed) throw new RdmaClosedError(this.describe());
+    if (this.#lost) throw new RdmaDeviceLostError(this.describe());
   }
+
+  /** The device is gone: so is this, and all that was made of it. @internal */
+  lose(): void {
+    if (this.#lost || this.#closed) return;
+    this.#lost = true;
+    this.onLost();
+    for (const child of this.#openChildren()) child.lose();
+  }
+
+  /** What must end then. @internal */
+  protected onLost(): void {}
 
   /** Counts an operation that uses this object until its promise settles. @internal */
   protected async track<T>(operation: Promise<T>): Promise<T> {

@@ -157,6 +157,10 @@ export class SharedReceiveQueue extends Resource {
 
   protected readonly destroyVerb = 'ibv_destroy_srq';
 
+  protected override onLost(): void {
+    this.#queue.postable = false;
+  }
+
   protected destroy(): void {
     binding().destroySrq(this.handle);
     this.pd.context.events.leave('srq', this.#id);

@@ -14,12 +14,16 @@ Cell::Cell(Environment& environment, const char* name, std::shared_ptr<Owner> ow
 Napi::Object Cell::Wrap(Napi::Env env, const napi_type_tag& tag, const char* name, std::shared_ptr<Owner> owner) {
   Napi::Object object = Napi::Object::New(env);
   auto cell = std::unique_ptr<Cell>(new Cell(Environment::Of(env), name, std::move(owner)));
-  if (napi_wrap(env, object, cell.get(), Finalize, nullptr, nullptr) != napi_ok ||
-      napi_type_tag_object(env, object, &tag) != napi_ok) {
+  if (napi_wrap(env, object, cell.get(), Finalize, nullptr, nullptr) != napi_ok) {
     cell->Release();
     throw Napi::Error::New(env);
   }
-  cell.release();  // NOLINT(bugprone-unused-return-value): the object owns it now
+  Cell* const wrapped = cell.release();  // the object owns it now, and deletes it
+  // Fails in a thread that is being terminated, between one call and the next.
+  if (napi_type_tag_object(env, object, &tag) != napi_ok) {
+    wrapped->Release();
+    throw Napi::Error::New(env);
+  }
   return object;
 }
 

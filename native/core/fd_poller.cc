@@ -32,6 +32,16 @@ void FdPoller::Stop() {
   if (!closing_) uv_poll_stop(&poll_);
 }
 
+void FdPoller::KeepAlive(bool keeps) {
+  auto* handle = reinterpret_cast<uv_handle_t*>(&poll_);
+  if (closing_) return;
+  if (keeps) {
+    uv_ref(handle);
+  } else {
+    uv_unref(handle);
+  }
+}
+
 void FdPoller::Close() {
   if (closing_) return;
   Stop();

@@ -4,20 +4,26 @@
 #include <napi.h>
 #include <uv.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <vector>
 
 namespace rdma {
 
+// Whether a read from a descriptor found nothing, rather than failed. libibverbs leaves errno 0 at the end of a file.
+inline bool IsTryAgain(int err) { return err == EAGAIN || err == EWOULDBLOCK || err == EINTR; }
+
 class FdPoller {
  public:
-  // `on_readable` runs on the loop, outside of any handle scope, for as long as the descriptor is readable.
+  // `on_readable` runs on the loop, outside of any handle scope, for as long as the descriptor is readable; also when
+  // it has failed, which only reading it tells.
   static FdPoller* Create(Napi::Env env, int fd, std::function<void()> on_readable);
 
-  // Polling keeps the process alive, so it is on only while somebody waits.
+  // Polling keeps the process alive, so it is on only while somebody waits, or told not to.
   void Start();
   void Stop();
+  void KeepAlive(bool keeps);
 
   // Stops, and deletes this object once libuv has let go of it. The descriptor may be closed at once.
   void Close();

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <infiniband/mlx5dv.h>
+#include <unistd.h>
 
 namespace rdma {
 
@@ -36,7 +37,10 @@ Outcome<std::shared_ptr<ChannelHandle>> ChannelHandle::Create(std::shared_ptr<Co
 
 VerbError ChannelHandle::Destroy() {
   if (channel_ == nullptr) return {};
+  const int fd = channel_->fd;
   VerbError error = FromDestroy(FromRet("ibv_destroy_comp_channel", ibv_destroy_comp_channel(channel_)));
+  // The library counts a queue as long as its destruction was no success. All there is to a channel is its descriptor.
+  if (error.err == EBUSY && has_lost_queues_ && close(fd) == 0) error = {};
   if (error) return error;
   channel_ = nullptr;
   context_.Reset();
@@ -70,8 +74,9 @@ void CqHandle::Acknowledge() {
 VerbError CqHandle::Destroy() {
   if (cq_ == nullptr) return {};
   Acknowledge();
-  VerbError error = FromDestroy(FromRet("ibv_destroy_cq", ibv_destroy_cq(cq_)));
-  if (error) return error;
+  const VerbError error = FromRet("ibv_destroy_cq", ibv_destroy_cq(cq_));
+  if (FromDestroy(error)) return error;
+  if (error && channel_) channel_->LoseQueue();
   cq_ = nullptr;
   context_.Reset();
   channel_.Reset();

@@ -19,12 +19,15 @@ class ChannelHandle final : public Owner {
   VerbError Destroy() override;
 
   ibv_comp_channel* get() const { return channel_; }
+  // A queue of this channel went with its device.
+  void LoseQueue() { has_lost_queues_ = true; }
 
  private:
   ChannelHandle(std::shared_ptr<ContextHandle> context, ibv_comp_channel* channel)
       : context_(std::move(context)), channel_(channel) {}
   Parent<ContextHandle> context_;
   ibv_comp_channel* channel_;
+  bool has_lost_queues_ = false;
 };
 
 // A completion queue: struct ibv_cq. Its events are counted here when they are taken from the channel; ibv_destroy_cq

@@ -51,8 +51,8 @@ Element ElementOf(const ibv_async_event& event) {
   }
 }
 
-// Takes the asynchronous events of a device. Each is copied and acknowledged at once: destroying the object that it is
-// about would wait for that.
+// Takes the asynchronous events of a device, from the beginning; whether that keeps the process alive is another
+// matter. Each is copied and acknowledged at once: destroying the object that it is about would wait for that.
 class AsyncEvents final : public Owner {
  public:
   AsyncEvents(Napi::Env env, const std::shared_ptr<ContextHandle>& context, Napi::Function callback)
@@ -61,6 +61,8 @@ class AsyncEvents final : public Owner {
     const int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) Check(env, {"fcntl", errno});
     poller_ = FdPoller::Create(env, fd, [this] { OnReadable(); });
+    poller_->KeepAlive(false);
+    poller_->Start();
   }
   ~AsyncEvents() override { Destroy(); }
 
@@ -77,11 +79,16 @@ class AsyncEvents final : public Owner {
   void OnReadable() {
     std::vector<uint32_t> numbers;
     ibv_async_event event{};
-    while (ibv_get_async_event(context_->get(), &event) == 0) {
+    while ((errno = 0, ibv_get_async_event(context_->get(), &event)) == 0) {
       const Element element = ElementOf(event);
       const uint32_t type = event.event_type;
       ibv_ack_async_event(&event);
       numbers.insert(numbers.end(), {type, element.kind, element.number});
+    }
+    // The descriptor of a device that was removed cannot be read any more, and stays readable.
+    if (!IsTryAgain(errno)) {
+      poller_->Stop();
+      numbers.insert(numbers.end(), {IBV_EVENT_DEVICE_FATAL, kDevice, 0});
     }
     if (!numbers.empty()) CallFromLoop(env_, callback_, numbers);
   }
@@ -106,12 +113,12 @@ Napi::Value CreateAsyncEvents(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value StartAsyncEvents(const Napi::CallbackInfo& info) {
-  HandleArg<AsyncEvents>(info, 0)->poller()->Start();
+  HandleArg<AsyncEvents>(info, 0)->poller()->KeepAlive(true);
   return info.Env().Undefined();
 }
 
 Napi::Value StopAsyncEvents(const Napi::CallbackInfo& info) {
-  HandleArg<AsyncEvents>(info, 0)->poller()->Stop();
+  HandleArg<AsyncEvents>(info, 0)->poller()->KeepAlive(false);
   return info.Env().Undefined();
 }
 

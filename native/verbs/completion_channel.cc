@@ -37,12 +37,18 @@ class ChannelEvents final : public Owner {
     std::vector<uint32_t> ids;
     ibv_cq* cq = nullptr;
     void* owner = nullptr;
-    while (ibv_get_cq_event(channel_->get(), &cq, &owner) == 0) {
+    while ((errno = 0, ibv_get_cq_event(channel_->get(), &cq, &owner)) == 0) {
       auto* handle = static_cast<CqHandle*>(owner);
       handle->CountEvent();
       if (std::find(ids.begin(), ids.end(), handle->id()) == ids.end()) ids.push_back(handle->id());
     }
-    if (!ids.empty()) CallFromLoop(env_, callback_, ids);
+    // No queue is named when the device is gone: the descriptor cannot be read any more, and stays readable.
+    const bool is_gone = !IsTryAgain(errno);
+    if (is_gone) {
+      poller_->Stop();
+      ids.clear();
+    }
+    if (is_gone || !ids.empty()) CallFromLoop(env_, callback_, ids);
   }
 
   Napi::Env env_;

@@ -496,6 +496,7 @@ describe('a method', () => {
       'makeCq',
       'refuse',
       'requireOpen',
+      'onLost',
       // Checked in a table of its own.
       'at',
     ];

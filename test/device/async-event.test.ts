@@ -1,6 +1,6 @@
 /** Asynchronous events: each says what it is about. */
 import { describe, expect, it } from 'vitest';
-import { EventType, openDevice, RemoteRegion, WcStatus, WrOpcode } from '../../lib/index.ts';
+import { EventType, openDevice, QpState, RemoteRegion, WcStatus, WrOpcode } from '../../lib/index.ts';
 import {
   ALL_ACCESS,
   completion,
@@ -53,6 +53,26 @@ describe('context.getAsyncEvent', () => {
     const event = await within(pair.b.context.getAsyncEvent(), 'the event');
     expect(event).toMatchObject({ type: EventType.QP_ACCESS_ERR, name: 'QP_ACCESS_ERR' });
     expect(event.qp).toBe(pair.b.qp);
+  });
+
+  it('names the queue pair that has taken its last receive from a shared queue', async () => {
+    const { context, pd, cq, mr } = openSide(deviceA);
+    const srq = pd.createSrq({ maxWr: 8 });
+    const qp = pd.createQp({ sendCq: cq, srq });
+    const peer = openSide(deviceB);
+    await connectSides(peer, { context, pd, cq, qp, mr });
+    srq.postRecv({ sgList: mr.slice(0, 64) });
+    const events = context.asyncEvents();
+    const next = events.next();
+    await qp.modify({ qpState: QpState.ERR });
+    // A device may tell of more before.
+    let event = (await within(next, 'the event')).value;
+    while (event?.type !== EventType.QP_LAST_WQE_REACHED) event = (await within(events.next(), 'the event')).value;
+    expect(event.name).toBe('QP_LAST_WQE_REACHED');
+    expect(event.qp).toBe(qp);
+    // The receive is still there, for the other queue pairs.
+    expect(srq.recvsInFlight).toBe(1);
+    for (const each of [context, peer.context]) each.close({ cascade: true });
   });
 
   it('ends with the signal, and with the context', async () => {

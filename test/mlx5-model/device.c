@@ -39,6 +39,52 @@ void device_clock_info(struct mlx5_ib_clock_info* info) {
   info->overflow_period = 1ull << 43;
 }
 
+static bool port_is_down[MAX_DEVICES];
+
+/* The device fails, or is removed: for the files that are open it is gone. Who opens it anew finds it in order. */
+static void device_die(int dev, bool is_removed) {
+  for (struct list* l = every_context.next; l != &every_context; l = l->next) {
+    struct ctx* c = container_of(l, struct ctx, all);
+    uint32_t sent = 0;
+    if (c->dev != dev || c->dead) continue;
+    c->dead = true;
+    for (struct list* q = c->objects[KIND_QP].next; q != &c->objects[KIND_QP]; q = q->next)
+      qp_die(container_of(container_of(q, struct object, of_ctx), struct qp, o));
+    async_event(c, 0, IBV_EVENT_DEVICE_FATAL, &sent);
+    if (!is_removed) continue;
+    if (c->async_file) file_hang_up(c->async_file);
+    for (struct list* q = c->objects[KIND_CQ].next; q != &c->objects[KIND_CQ]; q = q->next) {
+      struct cq* cq = container_of(container_of(q, struct object, of_ctx), struct cq, o);
+      if (cq->channel) file_hang_up(cq->channel);
+    }
+  }
+}
+
+static void port_changes(int dev, bool is_down) {
+  if (port_is_down[dev] == is_down) return;
+  port_is_down[dev] = is_down;
+  for (struct list* l = every_context.next; l != &every_context; l = l->next) {
+    struct ctx* c = container_of(l, struct ctx, all);
+    uint32_t sent = 0;
+    if (c->dev == dev && !c->dead) async_event(c, 1, is_down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE, &sent);
+  }
+}
+
+bool device_happen(const char* path) {
+  static const char prefix[] = "/dev/mlx5model/";
+  char what[16];
+  int dev;
+  if (strncmp(path, prefix, sizeof prefix - 1)) return false;
+  if (sscanf(path + sizeof prefix - 1, "%d/%15s", &dev, what) != 2 || dev < 0 || dev >= cfg.ndev) return false;
+  if (!strcmp(what, "fatal") || !strcmp(what, "removed"))
+    device_die(dev, what[0] == 'r');
+  else if (!strcmp(what, "port-down") || !strcmp(what, "port-up"))
+    port_changes(dev, !strcmp(what, "port-down"));
+  else
+    return false;
+  return true;
+}
+
 int check_address(uint8_t port, bool is_global, unsigned sgid_index) {
   if (port != 1) return EINVAL;
   if (!is_global) return cfg.ib ? 0 : EINVAL; /* RoCE always has a GRH */
@@ -214,13 +260,13 @@ int cmd_query_port(struct command* cmd) {
       .pkey_tbl_len = cfg.ib ? 128 : 1,
       .lid = cfg.ib ? 1 + cmd->ctx->dev : 0,
       .sm_lid = cfg.ib,
-      .state = IBV_PORT_ACTIVE,
+      .state = port_is_down[cmd->ctx->dev] ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
       .max_mtu = IBV_MTU_4096,
       .active_mtu = cfg.ib ? IBV_MTU_4096 : IBV_MTU_1024, /* what fits an Ethernet MTU of 1500 */
       .max_vl_num = 1,
-      .active_width = 2,  /* 4X */
-      .active_speed = 32, /* EDR: 100 Gb/s */
-      .phys_state = 5,    /* LinkUp */
+      .active_width = 2,                                 /* 4X */
+      .active_speed = 32,                                /* EDR: 100 Gb/s */
+      .phys_state = port_is_down[cmd->ctx->dev] ? 3 : 5, /* Disabled, LinkUp */
       .link_layer = cfg.ib ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET,
       .flags = cfg.ib ? 0 : IBV_QPF_GRH_REQUIRED,
   };

@@ -57,10 +57,16 @@ void file_close_fd(int fd) {
   f->fds--;
   if (f->kind == FILE_EVENTS && f->fds && f->read_fd == fd) f->read_fd = any_fd_of(f);
   if (f->kind == FILE_EVENTS && !f->fds) { /* nobody reads any more: writing would raise SIGPIPE */
-    real_close(f->write_fd);
-    f->read_fd = f->write_fd = -1;
+    file_hang_up(f);
+    f->read_fd = -1;
   }
   file_free_if_unused(f);
+}
+
+/* The kernel says EPOLLERR and EIO here; of a pipe it is EPOLLHUP, and nothing to read. */
+void file_hang_up(struct file* f) {
+  if (f->write_fd >= 0) real_close(f->write_fd);
+  f->write_fd = -1;
 }
 
 void file_hold(struct file* f) { f->holders++; }

@@ -103,7 +103,7 @@ static bool has_unknown(const struct call* call, const struct method* m) {
 static int run(struct call* call, const struct method* m) {
   if (!m || has_unknown(call, m)) return EPROTONOSUPPORT;
   /* A forked child may still give back what it inherited the mapping of; the object itself is gone there. */
-  if (call->ctx->orphan) return m->fn == method_uar_destroy ? 0 : EIO;
+  if (call->ctx->orphan || call->ctx->dead) return m->fn == method_uar_destroy ? 0 : EIO;
   if (!call->ctx->ready && m->fn != method_get_context) return EINVAL;
   return m->fn(call);
 }

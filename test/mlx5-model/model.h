@@ -132,6 +132,7 @@ struct ctx {
   struct list objects[KIND_COUNT]; /* of_ctx */
   int dev;
   bool orphan;             /* inherited over fork(): the objects stay with the parent */
+  bool dead;               /* the device is gone, for this file: every command is EIO */
   bool ready;              /* after GET_CONTEXT */
   struct file* async_file; /* where events go: the first that was made */
   /* Which doorbell registers (bfregs) are handed to which QP: see qp.c */
@@ -211,6 +212,8 @@ int file_install(int fd, struct file* f) HIDDEN;
 void file_duplicate(int from, int to) HIDDEN;
 void file_close_fd(int fd) HIDDEN;
 struct file* file_new_events(void) HIDDEN;
+/* Nothing more will come: who reads it is told so. */
+void file_hang_up(struct file* f) HIDDEN;
 void file_hold(struct file* f) HIDDEN;
 void file_put(struct file* f) HIDDEN;
 /* Queues an event record; false when it could not be (nobody reads any more, or too many wait). */
@@ -330,6 +333,8 @@ struct qp {
 
 void qp_destroy(struct qp* qp) HIDDEN;
 void qp_to_error(struct qp* qp) HIDDEN;
+/* Nothing is executed for it any more, and its peer hears nothing of it. */
+void qp_die(struct qp* qp) HIDDEN;
 bool qp_transition_ok(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, uint32_t mask) HIDDEN;
 /* Executes the WQE at the head of the send queue; false when it has to wait. */
 bool send_execute(struct qp* qp) HIDDEN;
@@ -402,6 +407,8 @@ ssize_t uverbs_write(struct ctx* c, const void* buf, size_t size) HIDDEN;
 void device_gid(int dev, unsigned index, union ibv_gid* gid) HIDDEN;
 bool device_gid_is_v2(unsigned index) HIDDEN;
 uint64_t device_guid(int dev) HIDDEN;
+/* Makes something happen to a device, as `path` says; false when that is not for us. With the lock held. */
+bool device_happen(const char* path) HIDDEN;
 /* Fills in the page that translates the device's clock. */
 void device_clock_info(struct mlx5_ib_clock_info* info) HIDDEN;
 

@@ -182,6 +182,8 @@ static void set_state(struct qp* qp, enum ibv_qp_state state) {
   qp->wait = WAIT_NONE;
 }
 
+void qp_die(struct qp* qp) { set_state(qp, IBV_QPS_RESET); }
+
 void qp_to_error(struct qp* qp) {
   if (qp->state == IBV_QPS_ERR) return;
   set_state(qp, IBV_QPS_ERR);

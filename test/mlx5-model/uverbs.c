@@ -79,7 +79,7 @@ void command_reply(const struct command* cmd, const void* core, size_t size, con
 static int run(struct ctx* c, uint32_t number, bool extended, struct command* cmd) {
   bool known = number < sizeof commands / sizeof *commands;
   command_fn* fn = !known ? NULL : extended ? commands[number].extended : commands[number].plain;
-  if (c->orphan) return EIO;
+  if (c->orphan || c->dead) return EIO;
   if (!fn) return EOPNOTSUPP;
   if (!c->ready && fn != cmd_get_context) return EINVAL;
   return fn(cmd);
