@@ -47,8 +47,9 @@ export { AnyQueuePair, type Ece, type QpRateLimitAttr } from './verbs/any-queue-
 export type { AsyncEvent } from './verbs/async-event.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';
 export { CompletionQueue } from './verbs/completion-queue.ts';
-export { Context, type CreateCqOptions, type Device, getDeviceList, openDevice } from './verbs/context.ts';
+export { Context, type CreateCqOptions } from './verbs/context.ts';
 export { Counters } from './verbs/counters.ts';
+export { type Device, getDeviceList, openDevice } from './verbs/device.ts';
 export type { DeviceAttr, PortAttr } from './verbs/device-attributes.ts';
 export { Flow } from './verbs/flow.ts';
 export type {
@@ -84,3 +85,5 @@ export type { SendWr, Tso } from './verbs/send-wr.ts';
 export { SharedReceiveQueue, type SrqAttr, type SrqInitAttr } from './verbs/shared-receive-queue.ts';
 export { eventTypeStr, nodeTypeStr, portStateStr, wcStatusName, wcStatusStr } from './verbs/text.ts';
 export type { WorkCompletion } from './verbs/work-completion.ts';
+export { XrcDomain, type XrcdInitAttr } from './verbs/xrc-domain.ts';
+export { XrcRecvQueuePair } from './verbs/xrc-recv-queue-pair.ts';

@@ -43,6 +43,7 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   ExportMlx5Device(exports);
   ExportMlx5CompletionQueue(exports);
   ExportMlx5QueuePair(exports);
+  ExportXrcDomain(exports);
   ExportDatapath(exports);
   ExportConstants(exports);
   return exports;

@@ -665,6 +665,18 @@ export const MwType = constants('MwType', {
 /** One of {@link MwType}. */
 export type MwType = (typeof MwType)[keyof typeof MwType];
 
+/** Kind of a shared receive queue. (`ibv_srq_type`) */
+export const SrqType = constants('SrqType', {
+  /** `IBV_SRQT_BASIC`: Queue pairs take from it that were made with it. */
+  BASIC: 0,
+  /** `IBV_SRQT_XRC`: Senders name it by its number (extended reliable connections). */
+  XRC: 1,
+  /** `IBV_SRQT_TM`: Messages find their receive by a tag. */
+  TM: 2,
+} as const);
+/** One of {@link SrqType}. */
+export type SrqType = (typeof SrqType)[keyof typeof SrqType];
+
 /** Which attributes a change of a shared receive queue is about. (`ibv_srq_attr_mask`) */
 export const SrqAttrMask = constants('SrqAttrMask', {
   /** `IBV_SRQ_MAX_WR`: The size. */

@@ -20,6 +20,7 @@ export type FlowHandle = Handle<'Flow'>;
 export type CountersHandle = Handle<'Counters'>;
 export type WqHandle = Handle<'ReceiveWorkQueue'>;
 export type RwqIndTableHandle = Handle<'RwqIndTable'>;
+export type XrcdHandle = Handle<'XrcDomain'>;
 
 export interface NativeDevice {
   name: string;
@@ -167,10 +168,12 @@ export interface Binding {
   createQp(
     pd: PdHandle,
     sendCq: CqHandle,
-    recvCq: CqHandle,
+    recvCq: CqHandle | null,
     srq: SrqHandle | null,
     attr: NativeQpInitAttr,
   ): { handle: QpHandle; qpNum: number };
+  createXrcRecvQp(xrcd: XrcdHandle): { handle: QpHandle; qpNum: number };
+  openQp(xrcd: XrcdHandle, qpNum: number): { handle: QpHandle; qpNum: number };
   modifyQp(qp: QpHandle, attr: object, mask: number): Promise<void>;
   modifyQpSync(qp: QpHandle, attr: object, mask: number): void;
   queryQp(qp: QpHandle, mask: number): Record<string, unknown>;
@@ -194,10 +197,11 @@ export interface Binding {
 
   createSrq(
     pd: PdHandle,
-    maxWr: number,
-    maxSge: number,
-    id: number,
+    xrcd: XrcdHandle | null,
+    cq: CqHandle | null,
+    attr: { srqType: number; maxWr: number; maxSge: number; maxNumTags: number; maxOps: number; id: number },
   ): { handle: SrqHandle; maxWr: number; maxSge: number };
+  getSrqNum(srq: SrqHandle): number;
   modifySrq(srq: SrqHandle, mask: number, maxWr: number, srqLimit: number): void;
   querySrq(srq: SrqHandle): { maxWr: number; maxSge: number; srqLimit: number };
   destroySrq(srq: SrqHandle): void;
@@ -217,7 +221,7 @@ export interface Binding {
   mlx5CreateQp(
     pd: PdHandle,
     sendCq: CqHandle,
-    recvCq: CqHandle,
+    recvCq: CqHandle | null,
     srq: SrqHandle | null,
     attr: NativeQpInitAttr,
     mlx5Attr: NativeMlx5QpInitAttr,
@@ -227,6 +231,9 @@ export interface Binding {
   mlx5ModifyQpLagPort(qp: QpHandle, portNum: number): void;
   mlx5QueryQpLagPort(qp: QpHandle): { portNum: number; activePortNum: number };
   mlx5DciStreamIdReset(qp: QpHandle, streamId: number): void;
+
+  openXrcd(context: ContextHandle, fd: number, oflags: number): XrcdHandle;
+  closeXrcd(xrcd: XrcdHandle): void;
 
   allocMw(pd: PdHandle, type: number): { handle: MwHandle; rkey: number };
   bindMw(

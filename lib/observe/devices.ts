@@ -2,7 +2,8 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { RdmaError } from '../errors.ts';
-import { type Context, type Device, getDeviceList, openDevice } from '../verbs/context.ts';
+import type { Context } from '../verbs/context.ts';
+import { type Device, getDeviceList, openDevice } from '../verbs/device.ts';
 import type { DeviceAttr, PortAttr } from '../verbs/device-attributes.ts';
 import { type GidEntry, gidReason } from '../verbs/gid.ts';
 

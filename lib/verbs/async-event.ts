@@ -2,8 +2,8 @@ import { named, nameOf, printed } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { EventType } from '../native/constants.gen.ts';
 import type { AsyncEventsHandle, ContextHandle } from '../native/native.ts';
+import type { AnyQueuePair } from './any-queue-pair.ts';
 import type { CompletionQueue } from './completion-queue.ts';
-import type { QueuePair } from './queue-pair.ts';
 import type { ReceiveWorkQueue } from './receive-work-queue.ts';
 import type { Resource } from './resource.ts';
 import type { SharedReceiveQueue } from './shared-receive-queue.ts';
@@ -16,7 +16,7 @@ export interface AsyncEvent {
   /** The C name without its prefix, such as `'QP_FATAL'`, or the number. */
   name: string;
   /** The queue pair that it is about. */
-  qp?: QueuePair;
+  qp?: AnyQueuePair;
   /** The completion queue. */
   cq?: CompletionQueue;
   /** The shared receive queue. */

@@ -1,10 +1,9 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { constants } from 'node:os';
-import { abortSignal, instance, integer, readOptions, string, typeError, valueError } from '../args.ts';
+import { abortSignal, instance, integer, oneOf, readOptions, string, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
-import { named, printed } from '../inspect.ts';
 import { binding, verbs } from '../native/binding.ts';
-import { GidType, NodeType, PortState, TransportType } from '../native/constants.gen.ts';
+import { GidType, QpType } from '../native/constants.gen.ts';
 import type { ContextHandle, NativeGidEntry, NativeMlx5CqInitAttr } from '../native/native.ts';
 import { type AsyncEvent, AsyncEvents } from './async-event.ts';
 import { CompletionChannel } from './completion-channel.ts';
@@ -13,94 +12,11 @@ import { Counters } from './counters.ts';
 import { type DeviceAttr, type PortAttr, printedDeviceAttr, printedPortAttr } from './device-attributes.ts';
 import { chooseGid, formatGid, type GidEntry, printedGidEntry } from './gid.ts';
 import { explainPort } from './limits.ts';
-
 import { ProtectionDomain } from './protection-domain.ts';
 import { ReceiveWorkQueue, RwqIndTable, type WqInitAttr } from './receive-work-queue.ts';
 import { Resource } from './resource.ts';
-import { nodeTypeStr } from './text.ts';
-
-/** An RDMA device of this machine, as `ibv_get_device_list` lists it. */
-export interface Device {
-  /** Kernel name, such as `'mlx5_0'` or `'rxe0'`. */
-  name: string;
-  /** Node GUID, as ibv_devinfo prints it. */
-  guid: string;
-  /** Kernel index, stable until reboot; -1 where it is not known. */
-  index: number;
-  /** One of `NodeType`. */
-  nodeType: number;
-  /** One of `TransportType`. */
-  transportType: number;
-  /** Name of its character device, such as `'uverbs0'`. */
-  devName: string;
-  /** Its directory in sysfs. */
-  ibdevPath: string;
-}
-
-const printedDevice = printed<Device>('Device', {
-  nodeType: named(NodeType, nodeTypeStr),
-  transportType: named(TransportType),
-});
-
-/**
- * The RDMA devices of this machine.
- *
- * @returns an empty list when there are none
- * @throws RdmaUnavailableError when libibverbs is missing, or this is not Linux
- * @throws RdmaError ENOSYS when the kernel has no RDMA support
- * @see ibv_get_device_list(3)
- */
-export function getDeviceList(): Device[] {
-  return verbs().getDeviceList().map(printedDevice);
-}
-
-/**
- * Opens a device.
- *
- * @param device - its name, or an entry of `getDeviceList()`. Default: the one that the environment variable
- *   NODE_RDMA_DEVICE names, else the first whose port 1 is active, else the first
- * @throws RdmaUnavailableError as `getDeviceList()`
- * @throws RdmaError ENODEV when there is no such device, with those that there are; EACCES or ENOENT for its device node
- * @see ibv_open_device(3)
- */
-export function openDevice(device: string | Device | undefined = process.env.NODE_RDMA_DEVICE || undefined): Context {
-  if (device !== undefined) {
-    const name = typeof device === 'object' && device !== null ? device.name : device;
-    if (typeof name !== 'string') throw typeError('device', "a device's name or an entry of getDeviceList()", device);
-    return open(name);
-  }
-  const devices = getDeviceList();
-  let first: Context | undefined;
-  let failure: unknown;
-  for (const device of devices) {
-    try {
-      const context = open(device.name);
-      if (context.queryPort(1).state === PortState.ACTIVE) {
-        first?.close();
-        return context;
-      }
-      if (first) context.close();
-      else first = context;
-    } catch (error) {
-      failure ??= error;
-    }
-  }
-  if (first) return first;
-  throw failure ?? new RdmaError('ibv_open_device', constants.errno.ENODEV, 'there is no RDMA device (see diagnose())');
-}
-
-function open(name: string): Context {
-  try {
-    return new Context(name);
-  } catch (error) {
-    if (!(error instanceof RdmaError)) throw error;
-    if (error.code === 'ENODEV') {
-      const names = getDeviceList().map((device) => device.name);
-      throw error.explained(`no device '${name}'; there ${names.length === 0 ? 'are none' : `is ${names.join(', ')}`}`);
-    }
-    throw error.explained(`device '${name}'; see diagnose()`);
-  }
-}
+import { XrcDomain, type XrcdInitAttr } from './xrc-domain.ts';
+import { XrcRecvQueuePair } from './xrc-recv-queue-pair.ts';
 
 /** What a completion queue is made with. */
 export interface CreateCqOptions {
@@ -314,6 +230,59 @@ export class Context extends Resource {
   }
 
   /**
+   * Opens a domain of extended reliable connections.
+   *
+   * @param attr - the file that names it. Default none: a domain of this object alone
+   * @throws RdmaError EOPNOTSUPP where the device has no XRC; EAGAIN for a file that has no domain yet, without `O_CREAT`;
+   *   EINVAL for one that has, with `O_EXCL`
+   * @see ibv_open_xrcd(3)
+   */
+  openXrcd(attr: XrcdInitAttr = {}): XrcDomain {
+    this.requireOpen();
+    return new XrcDomain(this, attr);
+  }
+
+  /**
+   * Creates a queue pair that belongs to no protection domain: the receiving side of XRC. All others: `pd.createQp()`.
+   *
+   * @param attr - `qpType`: `QpType.XRC_RECV`. `xrcd`: its domain
+   * @throws RdmaError EOPNOTSUPP where the device has no XRC
+   * @see ibv_create_qp_ex(3)
+   */
+  createQp(attr: { qpType: QpType; xrcd: XrcDomain }): XrcRecvQueuePair {
+    this.requireOpen();
+    const { qpType, xrcd } = readOptions(attr, 'attr', ['qpType', 'xrcd']);
+    if (oneOf(qpType, 'attr.qpType', QpType, 'QpType') !== QpType.XRC_RECV) {
+      throw valueError(
+        'attr.qpType: only XRC_RECV belongs to no protection domain; the others are made by pd.createQp()',
+      );
+    }
+    return new XrcRecvQueuePair(this.#ownXrcd(xrcd), undefined);
+  }
+
+  /**
+   * Opens another handle to a receiving queue pair of XRC that was made elsewhere: in another process, or by another
+   * context. Its `state` is UNKNOWN until `query()`.
+   *
+   * @param attr - `xrcd`: its domain, opened here by the same file. `qpNum`: its number
+   * @throws RdmaError EINVAL when the domain has none of that number; EOPNOTSUPP on mlx5, whose library cannot close such a
+   *   handle
+   * @see ibv_open_qp(3)
+   */
+  openQp(attr: { xrcd: XrcDomain; qpNum: number }): XrcRecvQueuePair {
+    this.requireOpen();
+    const { xrcd, qpNum } = readOptions(attr, 'attr', ['xrcd', 'qpNum']);
+    return new XrcRecvQueuePair(this.#ownXrcd(xrcd), integer(qpNum, 'attr.qpNum', 0, 0xff_ffff));
+  }
+
+  #ownXrcd(xrcd: XrcDomain | undefined): XrcDomain {
+    const domain = instance(xrcd, 'attr.xrcd', XrcDomain);
+    domain.requireOpen();
+    if (domain.context !== this) throw valueError('attr.xrcd is of another device');
+    return domain;
+  }
+
+  /**
    * Creates a completion channel. Needed only to keep the events of some queues apart: `createCq()` has one by default.
    *
    * @see ibv_create_comp_channel(3)
@@ -394,7 +363,9 @@ export class Context extends Resource {
 
   // rdma-core before 32 has no ibv_query_gid_table(); the kernel tells the same in sysfs.
   #sysfsGidTable(portNum: number): NativeGidEntry[] {
-    const device = getDeviceList().find(({ name }) => name === this.name);
+    const device = verbs()
+      .getDeviceList()
+      .find(({ name }) => name === this.name);
     const port = `${device?.ibdevPath}/ports/${portNum}`;
     const read = (path: string) => readFileSync(`${port}/${path}`, 'utf8').trim();
     const entries: NativeGidEntry[] = [];

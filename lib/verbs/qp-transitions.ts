@@ -13,77 +13,64 @@ interface Transition {
   takes: Partial<Record<number, number>>;
 }
 
-const { RC, UC, UD } = QpType;
-const all = (mask: number) => ({ [RC]: mask, [UC]: mask, [UD]: mask });
+const { RC, UC, UD, XRC_SEND, XRC_RECV, RAW_PACKET } = QpType;
+const all = (mask: number) => ({ [RC]: mask, [UC]: mask, [UD]: mask, [XRC_SEND]: mask, [XRC_RECV]: mask });
+const connected = (mask: number) => ({ [RC]: mask, [UC]: mask, [XRC_SEND]: mask, [XRC_RECV]: mask });
 
+const BASE = M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS;
 const PATH = M.AV | M.PATH_MTU | M.DEST_QPN | M.RQ_PSN;
+const RESPONDER = M.MAX_DEST_RD_ATOMIC | M.MIN_RNR_TIMER;
+const REQUESTER = M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY | M.MAX_QP_RD_ATOMIC;
 const LIVE = M.CUR_STATE | M.ACCESS_FLAGS | M.ALT_PATH | M.PATH_MIG_STATE;
-const SQD =
-  M.PORT |
-  M.AV |
-  M.PKEY_INDEX |
-  M.ACCESS_FLAGS |
-  M.ALT_PATH |
-  M.PATH_MIG_STATE |
-  M.MIN_RNR_TIMER |
-  M.MAX_DEST_RD_ATOMIC;
+const SQD = M.AV | M.PKEY_INDEX | M.ACCESS_FLAGS | M.ALT_PATH | M.PATH_MIG_STATE;
+const RESPONDS = LIVE | M.MIN_RNR_TIMER;
+// The pace can be set where there are sends.
+const sending = {
+  [RC]: RESPONDS | M.RATE_LIMIT,
+  [UC]: LIVE | M.RATE_LIMIT,
+  [UD]: M.CUR_STATE | M.QKEY | M.RATE_LIMIT,
+  [XRC_SEND]: LIVE | M.RATE_LIMIT,
+  [XRC_RECV]: RESPONDS,
+  [RAW_PACKET]: M.RATE_LIMIT,
+};
 
 const transitions: Record<string, Transition> = {
   [`${S.RESET}-${S.INIT}`]: {
-    needs: {
-      [RC]: M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS,
-      [UC]: M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS,
-      [UD]: M.PKEY_INDEX | M.PORT | M.QKEY,
-    },
+    needs: { ...connected(BASE), [UD]: M.PKEY_INDEX | M.PORT | M.QKEY, [RAW_PACKET]: M.PORT },
     takes: {},
   },
   [`${S.INIT}-${S.INIT}`]: {
     needs: {},
-    takes: {
-      [RC]: M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS,
-      [UC]: M.PKEY_INDEX | M.PORT | M.ACCESS_FLAGS,
-      [UD]: M.PKEY_INDEX | M.PORT | M.QKEY,
-    },
+    takes: { ...connected(BASE), [UD]: M.PKEY_INDEX | M.PORT | M.QKEY, [RAW_PACKET]: M.PORT },
   },
   [`${S.INIT}-${S.RTR}`]: {
-    needs: { [RC]: PATH | M.MAX_DEST_RD_ATOMIC | M.MIN_RNR_TIMER, [UC]: PATH },
-    takes: {
-      [RC]: M.ALT_PATH | M.ACCESS_FLAGS | M.PKEY_INDEX,
-      [UC]: M.ALT_PATH | M.ACCESS_FLAGS | M.PKEY_INDEX,
-      [UD]: M.PKEY_INDEX | M.QKEY,
-    },
+    needs: { [RC]: PATH | RESPONDER, [UC]: PATH, [XRC_SEND]: PATH, [XRC_RECV]: PATH | RESPONDER },
+    takes: { ...connected(M.ALT_PATH | M.ACCESS_FLAGS | M.PKEY_INDEX), [UD]: M.PKEY_INDEX | M.QKEY },
   },
   [`${S.RTR}-${S.RTS}`]: {
     needs: {
-      [RC]: M.SQ_PSN | M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY | M.MAX_QP_RD_ATOMIC,
+      [RC]: M.SQ_PSN | REQUESTER,
       [UC]: M.SQ_PSN,
       [UD]: M.SQ_PSN,
+      [XRC_SEND]: M.SQ_PSN | REQUESTER,
+      [XRC_RECV]: M.SQ_PSN | M.TIMEOUT,
     },
-    takes: {
-      [RC]: LIVE | M.MIN_RNR_TIMER | M.RATE_LIMIT,
-      [UC]: LIVE | M.RATE_LIMIT,
-      [UD]: M.CUR_STATE | M.QKEY | M.RATE_LIMIT,
-    },
+    takes: sending,
   },
-  [`${S.RTS}-${S.RTS}`]: {
-    needs: {},
-    takes: {
-      [RC]: LIVE | M.MIN_RNR_TIMER | M.RATE_LIMIT,
-      [UC]: LIVE | M.RATE_LIMIT,
-      [UD]: M.CUR_STATE | M.QKEY | M.RATE_LIMIT,
-    },
-  },
+  [`${S.RTS}-${S.RTS}`]: { needs: {}, takes: sending },
   [`${S.RTS}-${S.SQD}`]: { needs: {}, takes: all(M.EN_SQD_ASYNC_NOTIFY) },
   [`${S.SQD}-${S.RTS}`]: {
     needs: {},
-    takes: { [RC]: LIVE | M.MIN_RNR_TIMER, [UC]: LIVE, [UD]: M.CUR_STATE | M.QKEY },
+    takes: { [RC]: RESPONDS, [UC]: LIVE, [UD]: M.CUR_STATE | M.QKEY, [XRC_SEND]: LIVE, [XRC_RECV]: RESPONDS },
   },
   [`${S.SQD}-${S.SQD}`]: {
     needs: {},
     takes: {
-      [RC]: SQD | M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY | M.MAX_QP_RD_ATOMIC,
-      [UC]: M.AV | M.PKEY_INDEX | M.ACCESS_FLAGS | M.ALT_PATH | M.PATH_MIG_STATE,
+      [RC]: M.PORT | SQD | RESPONDER | REQUESTER,
+      [UC]: SQD,
       [UD]: M.PKEY_INDEX | M.QKEY,
+      [XRC_SEND]: M.PORT | SQD | REQUESTER,
+      [XRC_RECV]: M.PORT | SQD | RESPONDER | M.TIMEOUT,
     },
   },
   [`${S.SQE}-${S.RTS}`]: { needs: {}, takes: { [UC]: M.CUR_STATE | M.ACCESS_FLAGS, [UD]: M.CUR_STATE | M.QKEY } },
@@ -129,6 +116,8 @@ function masksOf(type: number, step: string): { needs: number; takes: number } |
  * @internal
  */
 export function explainTransition(type: number, from: number, to: number, mask: number): string | undefined {
+  // A provider's own types have states and attributes of its own.
+  if (type === QpType.DRIVER) return undefined;
   const given = mask & ~QpAttrMask.STATE;
   const step = `${nameOf(QpState, from)} -> ${nameOf(QpState, to)}`;
   if (type !== DCT && (to === QpState.RESET || (to === QpState.ERR && from !== QpState.RESET))) {

@@ -69,7 +69,8 @@ export class QueuePair extends AnyQueuePair {
     const { sendCq, recvCq, srq, sendOpsFlags, native } = checkInitAttr(pd, attr, mlx5 && MLX5_TYPES);
     const { cap, qpType } = native;
     const srqHandle = srq ? srq.handle : null;
-    const args = [pd.handle, sendCq.handle, recvCq.handle, srqHandle, native] as const;
+    const recvHandle = qpType === QpType.XRC_SEND ? null : recvCq.handle;
+    const args = [pd.handle, sendCq.handle, recvHandle, srqHandle, native] as const;
     const created = explained(pd, native, () =>
       mlx5 === undefined ? binding().createQp(...args) : binding().mlx5CreateQp(...args, mlx5),
     );

@@ -1,20 +1,35 @@
-import { integer, readOptions, uint32 } from '../args.ts';
+import { instance, integer, oneOf, readOptions, uint32, valueError } from '../args.ts';
 import { binding } from '../native/binding.ts';
-import { SrqAttrMask } from '../native/constants.gen.ts';
+import { SrqAttrMask, SrqType } from '../native/constants.gen.ts';
 import type { SrqHandle } from '../native/native.ts';
+import { CompletionQueue } from './completion-queue.ts';
+import type { Context } from './context.ts';
 import { withinLimits } from './limits.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import { RecvList, type RecvWr } from './recv-list.ts';
 import { Resource } from './resource.ts';
 import { SharedWorkQueue } from './work-queue.ts';
+import { XrcDomain } from './xrc-domain.ts';
 
-/** What a shared receive queue is made with: `struct ibv_srq_init_attr`. */
+/** What a shared receive queue is made with: `struct ibv_srq_init_attr`, and `..._ex` where there is more than capacities. */
 export interface SrqInitAttr {
   /** Receives that may be outstanding. Default 128. What was granted is in `srq.maxWr`. */
   maxWr?: number;
   /** Elements of a receive. Default 1. */
   maxSge?: number;
+  /** `SrqType.BASIC` (the default), `XRC` or `TM`. */
+  srqType?: SrqType;
+  /** XRC: its domain. */
+  xrcd?: XrcDomain;
+  /** XRC and TM: where its receives complete, whoever they come from. */
+  cq?: CompletionQueue;
+  /** TM: entries of the matching list, from 1. */
+  maxNumTags?: number;
+  /** TM: changes of that list that may be outstanding. Default 1. */
+  maxOps?: number;
 }
+
+const KNOWN = ['maxWr', 'maxSge', 'srqType', 'xrcd', 'cq', 'maxNumTags', 'maxOps'] as const;
 
 /** What a shared receive queue is like: `struct ibv_srq_attr`. */
 export interface SrqAttr {
@@ -46,6 +61,12 @@ export class SharedReceiveQueue extends Resource {
   readonly maxWr: number;
   /** Elements of a receive: what was granted. */
   readonly maxSge: number;
+  /** Its kind. */
+  readonly srqType: SrqType;
+  /** XRC: its domain; else null. */
+  readonly xrcd: XrcDomain | null;
+  /** XRC and TM: where its receives complete; null where that is up to the queue pair that took one. */
+  readonly cq: CompletionQueue | null;
   /** @internal */
   readonly handle: SrqHandle;
   readonly #id: number;
@@ -55,17 +76,32 @@ export class SharedReceiveQueue extends Resource {
 
   /** @internal */
   constructor(pd: ProtectionDomain, attr: SrqInitAttr) {
-    const { maxWr = 128, maxSge = 1 } = readOptions(attr, 'attr', ['maxWr', 'maxSge']);
+    const given = readOptions(attr, 'attr', KNOWN);
+    const { maxWr = 128, maxSge = 1, srqType = SrqType.BASIC, xrcd, cq, maxNumTags = 0, maxOps = 1 } = given;
     integer(maxWr, 'attr.maxWr', 1, 0x7fff_ffff);
     integer(maxSge, 'attr.maxSge', 0, 0x7fff_ffff);
+    oneOf(srqType, 'attr.srqType', SrqType, 'SrqType');
+    checkUse('xrcd', xrcd, srqType === SrqType.XRC, XrcDomain, pd);
+    checkUse('cq', cq, srqType !== SrqType.BASIC, CompletionQueue, pd);
+    if (srqType === SrqType.TM) integer(maxNumTags, 'attr.maxNumTags', 1, 0xffff_ffff);
+    else if (given.maxNumTags !== undefined) throw valueError('attr.maxNumTags is for SrqType.TM only');
+    uint32(maxOps, 'attr.maxOps');
     lastId = (lastId % 0xffff_ffff) + 1;
     const id = lastId;
     const wanted = [
       ['attr.maxWr', maxWr, 'maxSrqWr'],
       ['attr.maxSge', maxSge, 'maxSrqSge'],
     ] as const;
-    const native = withinLimits(pd.context, wanted, 'maxSrq', () => binding().createSrq(pd.handle, maxWr, maxSge, id));
-    super([pd]);
+    const handles = [xrcd ? xrcd.handle : null, cq ? cq.handle : null] as const;
+    const native = withinLimits(pd.context, wanted, 'maxSrq', () =>
+      binding().createSrq(pd.handle, ...handles, { srqType, maxWr, maxSge, maxNumTags, maxOps, id }),
+    );
+    super([pd, ...(xrcd ? [xrcd] : []), ...(cq ? [cq] : [])]);
+    this.srqType = srqType;
+    this.xrcd = xrcd ?? null;
+    this.cq = cq ?? null;
+    // What comes there is of this queue: it must not be collected before.
+    cq?.attach(this);
     this.pd = pd;
     this.#id = id;
     pd.context.events.enter('srq', id, this);
@@ -82,6 +118,17 @@ export class SharedReceiveQueue extends Resource {
       queues.delete(queue);
     };
     collected.register(this, this.#leave, this.#leave);
+  }
+
+  /**
+   * Its number, by which an XRC sender names it: 24 bits.
+   *
+   * @throws RdmaError EOPNOTSUPP where the device numbers none
+   * @see ibv_get_srq_num(3)
+   */
+  get srqNum(): number {
+    this.requireOpen();
+    return binding().getSrqNum(this.handle);
   }
 
   /** Receives in flight: posted and not completed. */
@@ -164,7 +211,24 @@ export class SharedReceiveQueue extends Resource {
   protected destroy(): void {
     binding().destroySrq(this.handle);
     this.pd.context.events.leave('srq', this.#id);
+    this.cq?.detach(this);
     collected.unregister(this.#leave);
     this.#leave();
   }
+}
+
+// An object that some kinds need, and the others do not take.
+function checkUse(
+  name: string,
+  value: (Resource & { context: Context }) | undefined,
+  isNeeded: boolean,
+  type: abstract new (...args: never[]) => Resource,
+  pd: ProtectionDomain,
+): void {
+  if (!isNeeded) {
+    if (value !== undefined) throw valueError(`attr.${name} is not for this srqType`);
+    return;
+  }
+  instance(value, `attr.${name}`, type).requireOpen();
+  if (value?.context !== pd.context) throw valueError(`attr.${name} is of another device than the protection domain`);
 }

@@ -20,19 +20,46 @@ Posting PostingOf(ibv_qp* qp, const ibv_qp_init_attr_ex& attr) {
 
 Outcome<std::shared_ptr<QpHandle>> QpHandle::Create(QpParents parents, ibv_qp_init_attr_ex* attr,
                                                     mlx5dv_qp_init_attr* mlx5) {
-  attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
-  attr->pd = parents.pd->get();
-  attr->send_cq = parents.send_cq->get();
-  attr->recv_cq = parents.recv_cq->get();
-  attr->srq = parents.srq ? parents.srq->get() : nullptr;
+  ibv_context* context = nullptr;
+  if (parents.pd) {
+    attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
+    attr->pd = parents.pd->get();
+    context = attr->pd->context;
+  }
+  if (parents.xrcd) {
+    attr->comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+    attr->xrcd = parents.xrcd->get();
+    context = attr->xrcd->context;
+  }
+  if (parents.send_cq) attr->send_cq = parents.send_cq->get();
+  if (parents.recv_cq) attr->recv_cq = parents.recv_cq->get();
+  if (parents.srq) attr->srq = parents.srq->get();
   // With nothing beyond the domain the header calls ibv_create_qp().
   const char* verb = attr->comp_mask == IBV_QP_INIT_ATTR_PD ? "ibv_create_qp" : "ibv_create_qp_ex";
   if (mlx5 != nullptr) verb = "mlx5dv_create_qp";
-  ibv_context* context = attr->pd->context;
   errno = 0;
   auto qp = FromPtr(verb, mlx5 ? mlx5dv_create_qp(context, attr, mlx5) : ibv_create_qp_ex(context, attr));
   if (qp.error) return qp.error;
   return std::shared_ptr<QpHandle>(new QpHandle(std::move(parents), qp.value, PostingOf(qp.value, *attr)));
+}
+
+Outcome<std::shared_ptr<QpHandle>> QpHandle::Open(std::shared_ptr<XrcdHandle> xrcd, uint32_t qp_num) {
+  ibv_qp_open_attr attr{};
+  attr.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+  attr.qp_num = qp_num;
+  attr.xrcd = xrcd->get();
+  attr.qp_type = IBV_QPT_XRC_RECV;
+  // libmlx5 keeps no doorbell record for such a handle, and ends the process when it is destroyed (all releases up to
+  // 64).
+  const verbs_context* context = verbs_get_ctx(attr.xrcd->context);
+  if (context != nullptr && IsFunctionOf(reinterpret_cast<const void*>(context->open_qp), "libmlx5")) {
+    return VerbError{"ibv_open_qp", EOPNOTSUPP};
+  }
+  errno = 0;
+  auto qp = FromPtr("ibv_open_qp", ibv_open_qp(attr.xrcd->context, &attr));
+  if (qp.error) return qp.error;
+  return std::shared_ptr<QpHandle>(
+      new QpHandle({nullptr, nullptr, nullptr, nullptr, std::move(xrcd)}, qp.value, Posting::kClassic));
 }
 
 VerbError QpHandle::Modify(ibv_qp_attr* attr, int mask) {
@@ -50,6 +77,7 @@ VerbError QpHandle::Destroy() {
   send_cq_.Reset();
   recv_cq_.Reset();
   srq_.Reset();
+  xrcd_.Reset();
   return {};
 }
 

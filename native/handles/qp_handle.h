@@ -7,6 +7,7 @@
 #include "handles/cq_handle.h"
 #include "handles/pd_handle.h"
 #include "handles/srq_handle.h"
+#include "handles/xrcd_handle.h"
 
 struct mlx5dv_qp_init_attr;
 
@@ -15,12 +16,14 @@ namespace rdma {
 // How requests reach a send queue: ibv_post_send(3), or ibv_wr_post(3), which has traps with one provider.
 enum class Posting { kClassic, kExtended, kExtendedRxe };
 
-// What a queue pair needs.
+// What a queue pair needs, as far as it is not null: one that receives for XRC has a domain of its own kind and nothing
+// else, all others have a protection domain and queues.
 struct QpParents {
   std::shared_ptr<PdHandle> pd;
   std::shared_ptr<CqHandle> send_cq;
   std::shared_ptr<CqHandle> recv_cq;
-  std::shared_ptr<SrqHandle> srq;  // may be null
+  std::shared_ptr<SrqHandle> srq;
+  std::shared_ptr<XrcdHandle> xrcd;
 };
 
 // A queue pair: struct ibv_qp.
@@ -29,6 +32,8 @@ class QpHandle final : public Owner {
   // Fills in the parents of `attr`, and leaves the granted capacities in it. With `mlx5` it is made by libmlx5.
   static Outcome<std::shared_ptr<QpHandle>> Create(QpParents parents, ibv_qp_init_attr_ex* attr,
                                                    mlx5dv_qp_init_attr* mlx5 = nullptr);
+  // Another handle to a queue pair that receives for XRC, by its number.
+  static Outcome<std::shared_ptr<QpHandle>> Open(std::shared_ptr<XrcdHandle> xrcd, uint32_t qp_num);
   ~QpHandle() override { Destroy(); }
   VerbError Destroy() override;
 
@@ -44,12 +49,14 @@ class QpHandle final : public Owner {
         send_cq_(std::move(parents.send_cq)),
         recv_cq_(std::move(parents.recv_cq)),
         srq_(std::move(parents.srq)),
+        xrcd_(std::move(parents.xrcd)),
         qp_(qp),
         posting_(posting) {}
   Parent<PdHandle> pd_;
   Parent<CqHandle> send_cq_;
   Parent<CqHandle> recv_cq_;
   Parent<SrqHandle> srq_;
+  Parent<XrcdHandle> xrcd_;
   ibv_qp* qp_;
   const Posting posting_;
 };

@@ -54,7 +54,8 @@ Napi::Value BindMw(const Napi::CallbackInfo& info) {
     request.bind_mw.mw = mw->get();
     request.bind_mw.rkey = rkey = ibv_inc_rkey(mw->get()->rkey);
     request.bind_mw.bind_info = bind;
-    Check(env, FromRet("ibv_post_send", PostSend(*qp, &request, &bad)));
+    const char* verb = qp->posting() == Posting::kClassic ? "ibv_post_send" : "ibv_wr_complete";
+    Check(env, FromRet(verb, PostSend(*qp, &request, &bad)));
     mw->get()->rkey = rkey;
   }
   queue->Push(&wr_id, 1);

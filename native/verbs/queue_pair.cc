@@ -175,12 +175,18 @@ Napi::Value QueryQpDataInOrder(const Napi::CallbackInfo& info) {
   X(IBV_QP_INIT_ATTR_MAX_TSO_HEADER, "maxTsoHeader", max_tso_header) \
   X(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, "sendOpsFlags", send_ops_flags)
 
+Napi::Object NewQp(Napi::Env env, std::shared_ptr<QpHandle> qp) {
+  Napi::Object object = Napi::Object::New(env);
+  SetNumber(object, "qpNum", qp->get()->qp_num);
+  object.Set("handle", WrapHandle(env, std::move(qp)));
+  return object;
+}
+
 }  // namespace
 
-// (pd, sendCq, recvCq, srq | null, attr): `cap` of attr is overwritten with what was granted. An attribute that is
-// there and needs ibv_create_qp_ex() selects it.
+// (pd, sendCq, recvCq | null, srq | null, attr): `cap` of attr is overwritten with what was granted. An attribute that
+// is there and needs ibv_create_qp_ex() selects it.
 Napi::Value CreateQueuePair(const Napi::CallbackInfo& info, mlx5dv_qp_init_attr* mlx5) {
-  Napi::Env env = info.Env();
   const Napi::Object given = ObjectArg(info, 4, "attr");
   Napi::Object cap = CapOf(given);
   ibv_qp_init_attr_ex attr{};
@@ -194,17 +200,33 @@ Napi::Value CreateQueuePair(const Napi::CallbackInfo& info, mlx5dv_qp_init_attr*
   }
   QP_INIT_ATTRIBUTES(READ)
 #undef READ
-  QpParents parents{HandleArg<PdHandle>(info, 0), HandleArg<CqHandle>(info, 1), HandleArg<CqHandle>(info, 2), nullptr};
+  QpParents parents;
+  parents.pd = HandleArg<PdHandle>(info, 0);
+  parents.send_cq = HandleArg<CqHandle>(info, 1);
+  if (!info[2].IsNull()) parents.recv_cq = HandleArg<CqHandle>(info, 2);
   if (!info[3].IsNull()) parents.srq = HandleArg<SrqHandle>(info, 3);
-  auto qp = Unwrap(env, QpHandle::Create(std::move(parents), &attr, mlx5));
+  auto qp = Unwrap(info.Env(), QpHandle::Create(std::move(parents), &attr, mlx5));
   SetCap(cap, attr.cap);
-  Napi::Object object = Napi::Object::New(env);
-  SetNumber(object, "qpNum", qp->get()->qp_num);
-  object.Set("handle", WrapHandle(env, std::move(qp)));
-  return object;
+  return NewQp(info.Env(), std::move(qp));
 }
 
 namespace {
+
+// (xrcd)
+Napi::Value CreateXrcRecvQp(const Napi::CallbackInfo& info) {
+  ibv_qp_init_attr_ex attr{};
+  attr.qp_type = IBV_QPT_XRC_RECV;
+  QpParents parents;
+  parents.xrcd = HandleArg<XrcdHandle>(info, 0);
+  return NewQp(info.Env(), Unwrap(info.Env(), QpHandle::Create(std::move(parents), &attr)));
+}
+
+// (xrcd, qpNum)
+Napi::Value OpenQp(const Napi::CallbackInfo& info) {
+  auto xrcd = HandleArg<XrcdHandle>(info, 0);
+  const uint32_t qp_num = Uint32Arg(info, 1, "qpNum");
+  return NewQp(info.Env(), Unwrap(info.Env(), QpHandle::Open(std::move(xrcd), qp_num)));
+}
 
 Napi::Value CreateQp(const Napi::CallbackInfo& info) { return CreateQueuePair(info, nullptr); }
 
@@ -240,6 +262,8 @@ Napi::Value DetachMcast(const Napi::CallbackInfo& info) {
 
 void ExportQueuePair(Napi::Object exports) {
   Export(exports, "createQp", CreateQp);
+  Export(exports, "createXrcRecvQp", CreateXrcRecvQp);
+  Export(exports, "openQp", OpenQp);
   Export(exports, "modifyQp", ModifyQp);
   Export(exports, "modifyQpSync", ModifyQpSync);
   Export(exports, "queryQp", QueryQp);

@@ -14,6 +14,7 @@
 #include "handles/qp_handle.h"
 #include "handles/srq_handle.h"
 #include "handles/wq_handle.h"
+#include "handles/xrcd_handle.h"
 
 namespace rdma {
 
@@ -30,6 +31,7 @@ RDMA_HANDLE_TYPE(FlowHandle, "Flow", 20);
 RDMA_HANDLE_TYPE(CountersHandle, "Counters", 21);
 RDMA_HANDLE_TYPE(WqHandle, "ReceiveWorkQueue", 22);
 RDMA_HANDLE_TYPE(RwqIndTableHandle, "RwqIndTable", 23);
+RDMA_HANDLE_TYPE(XrcdHandle, "XrcDomain", 40);
 
 using Method = Napi::Value (*)(const Napi::CallbackInfo&);
 inline void Export(Napi::Object exports, const char* name, Method method) {
@@ -69,6 +71,7 @@ void ExportQueuePair(Napi::Object exports);
 void ExportAddressHandle(Napi::Object exports);
 void ExportAsyncEvent(Napi::Object exports);
 void ExportSharedReceiveQueue(Napi::Object exports);
+void ExportXrcDomain(Napi::Object exports);
 void ExportMemoryWindow(Napi::Object exports);
 void ExportFlow(Napi::Object exports);
 void ExportReceiveWorkQueue(Napi::Object exports);

@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { FlowSpecType, QpType } from '../../lib/index.ts';
+import { FlowSpecType, QpType, SrqType } from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
 import { encodeFlow } from '../../lib/verbs/flow-spec.ts';
 import { deviceA, expectNoLeaks, isRxe } from './fixture.ts';
@@ -13,6 +13,7 @@ const call = (name: string, ...args: unknown[]): unknown => native[name]!(...arg
 // Those that take nothing.
 const takesNothing = ['mlx5LoadState', 'census', 'loadState', 'getDeviceList', 'ring'];
 const cap = () => ({ maxSendWr: 4, maxRecvWr: 4, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 0 });
+const basic = { srqType: SrqType.BASIC, maxWr: 4, maxSge: 1, maxNumTags: 0, maxOps: 1, id: 1 };
 const rc = (more: object = {}) => ({ qpType: QpType.RC, sqSigAll: false, cap: { ...cap(), ...more } });
 
 // One handle of each kind.
@@ -25,7 +26,7 @@ beforeAll(() => {
   handles.ChannelEvents = call('createChannelEvents', handles.CompletionChannel, () => {});
   handles.CompletionQueue = (call('createCq', handles.Context, 4, null, 0, 1) as { handle: unknown }).handle;
   const { ProtectionDomain: pd, CompletionQueue: cq } = handles;
-  handles.SharedReceiveQueue = (call('createSrq', pd, 4, 1, 1) as { handle: unknown }).handle;
+  handles.SharedReceiveQueue = (call('createSrq', pd, null, null, basic) as { handle: unknown }).handle;
   handles.MemoryWindow = (call('allocMw', pd, 2) as { handle: unknown }).handle;
   const entry = (call('queryGidTable', handles.Context, 64) as { gid: Uint8Array; gidIndex: number }[]).at(-1)!;
   const grh = { dgid: entry.gid, sgidIndex: entry.gidIndex, flowLabel: 0, hopLimit: 64, trafficClass: 0 };
@@ -35,6 +36,7 @@ beforeAll(() => {
   handles.QueuePair = (call('createQp', pd, cq, cq, null, rc()) as { handle: unknown }).handle;
   // Soft-RoCE has none of these.
   if (isRxe) return;
+  handles.XrcDomain = call('openXrcd', handles.Context, -1, 0);
   handles.Counters = call('createCounters', handles.Context);
   handles.ReceiveWorkQueue = (call('createWq', pd, cq, 4, 1, 0, 1) as { handle: unknown }).handle;
   const table = call('createRwqIndTable', handles.Context, [handles.ReceiveWorkQueue]) as { handle: unknown };
@@ -69,10 +71,15 @@ const destroyers = {
   RwqIndTable: 'destroyRwqIndTable',
   Datagrams: 'destroyQp',
   Flow: 'destroyFlow',
+  XrcDomain: 'closeXrcd',
 };
 
 /** What each function takes first, of those that take a handle. */
 const kinds: Record<string, keyof typeof destroyers> = {
+  createXrcRecvQp: 'XrcDomain',
+  openQp: 'XrcDomain',
+  openXrcd: 'Context',
+  getSrqNum: 'SharedReceiveQueue',
   queryDevice: 'Context',
   queryPort: 'Context',
   queryGid: 'Context',
@@ -215,6 +222,8 @@ describe('every function of the addon', () => {
           'startAsyncEvents',
           'stopAsyncEvents',
           'querySrq',
+          'getSrqNum',
+          'createXrcRecvQp',
           'queryEce',
           'mlx5QueryDevice',
           'mlx5GetClockInfo',

@@ -1,7 +1,29 @@
 /** Changes that overlap, and the attributes that have verbs of their own. */
 import { describe, expect, it } from 'vitest';
-import { type ProtectionDomain, QpState, QpType, type QueuePair, WrOpcode } from '../../lib/index.ts';
-import { deviceA, expectNoLeaks, initAttr, isRxe, openSide, type Side, thrown, within } from './fixture.ts';
+import {
+  AccessFlags,
+  type ProtectionDomain,
+  QpState,
+  QpType,
+  type QueuePair,
+  RemoteRegion,
+  WcStatus,
+  WrOpcode,
+} from '../../lib/index.ts';
+import {
+  completion,
+  completions,
+  deviceA,
+  deviceB,
+  expectNoLeaks,
+  initAttr,
+  isRxe,
+  openSide,
+  rtrAttr,
+  type Side,
+  thrown,
+  within,
+} from './fixture.ts';
 
 expectNoLeaks();
 
@@ -76,10 +98,19 @@ describe('changes of one queue pair that overlap', () => {
 });
 
 describe('qp.queryEce and qp.setEce', () => {
-  it('are EOPNOTSUPP where the device has no such options', () => {
+  it('agree with the other end, or are EOPNOTSUPP where the device has no such options', () => {
     using alone = new Alone();
     const { qp } = alone;
-    if (isRxe) {
+    if (!isRxe) {
+      const offered = qp.queryEce();
+      expect(offered).toEqual({ vendorId: 0x15b3, options: 0x1000_0005 });
+      expect(thrown(() => qp.setEce({ ...offered, vendorId: 1 }))).toMatchObject({ code: 'EINVAL' });
+      // What the other end offers is set, and what this one takes of it is known after the transition.
+      qp.setEce({ ...offered, options: 0x1000_0006 });
+      expect(qp.queryEce().options).toBe(0);
+      qp.modifySync(initAttr());
+      expect(qp.queryEce().options).toBe(0x1000_0004);
+    } else {
       expect(thrown(() => qp.queryEce())).toMatchObject({ code: 'EOPNOTSUPP', syscall: 'ibv_query_ece' });
       const set = () => qp.setEce({ vendorId: 0x15b3, options: 1 });
       expect(thrown(set)).toMatchObject({ code: 'EOPNOTSUPP', syscall: 'ibv_set_ece' });
@@ -118,5 +149,69 @@ describe('qp.queryDataInOrder', () => {
     }
     expect(() => qp.queryDataInOrder(99 as never)).toThrow('opcode');
     expect(() => qp.queryDataInOrder(WrOpcode.SEND, -1)).toThrow('flags');
+  });
+});
+
+describe('a raw packet queue pair', () => {
+  it('is EOPNOTSUPP on a device that has none', () => {
+    using alone = new Alone();
+    const create = () => alone.pd.createQp({ sendCq: alone.side.cq, qpType: QpType.RAW_PACKET });
+    expect(thrown(create)).toMatchObject({
+      code: 'EOPNOTSUPP',
+      syscall: 'ibv_create_qp',
+    });
+  });
+});
+
+describe('the state SQE', () => {
+  it('comes from a failed send of a UC queue pair, which goes on receiving, and is left for RTS', async () => {
+    const [a, b] = [openSide(deviceA), openSide(deviceB)];
+    const cap = { maxSendSge: 28 };
+    const [from, to] = [a, b].map((side) => ({
+      ...side,
+      qp: side.pd.createQp({ sendCq: side.cq, qpType: QpType.UC, cap }),
+    })) as [Side, Side];
+    for (const [one, other] of [
+      [from, to],
+      [to, from],
+    ] as const) {
+      const { maxDestRdAtomic: _, minRnrTimer: __, ...rtrOfUc } = rtrAttr(one, other);
+      for (const attr of [initAttr({ qpAccessFlags: AccessFlags.REMOTE_WRITE }), rtrOfUc, rts])
+        await one.qp.modify(attr);
+    }
+    expect(thrown(() => from.qp.modifySync({ qpState: QpState.SQE }))).toMatchObject({
+      code: 'EINVAL',
+      message: expect.stringContaining('there is no transition RTS -> SQE'),
+    });
+    // rdma_rxe goes to ERR in its place.
+    if (!isRxe) {
+      // More than a message may have; the device says so when it gathers it, before it touches the memory.
+      const large = from.pd.allocSync(40 * 2 ** 20);
+      const sgList = Array.from({ length: 28 }, () => large.slice());
+      const remote = new RemoteRegion({ ...to.mr.remote(), length: 2 ** 31 }).slice();
+      from.qp.postSend([
+        { wrId: 1, opcode: WrOpcode.RDMA_WRITE, sgList, remote },
+        { wrId: 2, opcode: WrOpcode.SEND, sgList: from.mr.slice(0, 8) },
+      ]);
+      expect((await completions(from.cq, 2)).map(({ wrId, status }) => [wrId, status])).toEqual([
+        [1, WcStatus.LOC_LEN_ERR],
+        [2, WcStatus.WR_FLUSH_ERR],
+      ]);
+      expect([from.qp.query().qpState, from.qp.state]).toEqual([QpState.SQE, QpState.SQE]);
+      from.qp.postSend({ wrId: 3, opcode: WrOpcode.SEND });
+      expect(await completion(from.cq)).toMatchObject({ wrId: 3, status: WcStatus.WR_FLUSH_ERR });
+      from.qp.postRecv({ wrId: 4, sgList: from.mr.slice(0, 64) });
+      to.mr.buffer.write('still here');
+      to.qp.postSend({ opcode: WrOpcode.SEND, sgList: to.mr.slice(0, 10) });
+      expect(await completion(from.cq)).toMatchObject({ wrId: 4, status: WcStatus.SUCCESS, byteLen: 10 });
+      expect(from.mr.buffer.toString('latin1', 0, 10)).toBe('still here');
+      await completion(to.cq);
+      await from.qp.modify({ qpState: QpState.RTS });
+      to.qp.postRecv({ wrId: 5, sgList: to.mr.slice(64, 64) });
+      from.qp.postSend({ opcode: WrOpcode.SEND, sgList: from.mr.slice(0, 10) });
+      expect((await completion(from.cq)).status).toBe(WcStatus.SUCCESS);
+      expect(await completion(to.cq)).toMatchObject({ wrId: 5, status: WcStatus.SUCCESS });
+    }
+    for (const { context } of [a, b]) context.close({ cascade: true });
   });
 });

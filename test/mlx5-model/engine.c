@@ -48,7 +48,7 @@ static inline uint16_t send_producer(struct qp* qp) {
   return (uint16_t)be32toh(atomic_load_explicit(&qp->dbrec[MLX5_SND_DBR], memory_order_acquire));
 }
 
-/* In state ERR whatever is posted completes in error, in order. */
+/* In state ERR whatever is posted completes in error, in order; in SQE the sends do. */
 static int flush(struct qp* qp) {
   int done = 0;
   uint16_t producer = send_producer(qp);
@@ -58,7 +58,7 @@ static int flush(struct qp* qp) {
     cq_report_error(qp, false, MLX5_CQE_SYNDROME_WR_FLUSH_ERR, be32toh(ctrl->opmod_idx_opcode) & 0xff, qp->sq_consumed);
     qp->sq_consumed = (uint16_t)(qp->sq_consumed + (units ? (units + 3) / 4 : 1));
   }
-  for (; !qp->srq && qp->rq_count && recv_available(qp); done++)
+  for (; qp->state == IBV_QPS_ERR && !qp->srq && qp->rq_count && recv_available(qp); done++)
     cq_report_error(qp, true, MLX5_CQE_SYNDROME_WR_FLUSH_ERR, 0, qp->rq_consumed++);
   return done;
 }
@@ -69,7 +69,7 @@ static int serve(struct qp* qp) {
     uint16_t producer = send_producer(qp);
     while (qp->sq_consumed != producer && qp->state == IBV_QPS_RTS && done < BUDGET && send_execute(qp)) done++;
   }
-  return qp->state == IBV_QPS_ERR ? done + flush(qp) : done;
+  return qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE ? done + flush(qp) : done;
 }
 
 static bool has_more(struct qp* qp) {

@@ -68,6 +68,7 @@ uint64_t now_ns(void) HIDDEN;
 #define MAX_SRQ_WR 32767u
 #define MAX_SRQ_SGE 31u
 #define MAX_RD_ATOMIC 16u
+#define ECE_OPTIONS 0x10000005u /* version 1, and two options that mean nothing here */
 #define MAX_MSG_SIZE (1ull << 30)
 
 /* ------------------------------------------------------------------ objects.c */
@@ -101,6 +102,7 @@ enum kind {
   KIND_COUNTERS,
   KIND_WQ,
   KIND_TABLE,
+  KIND_XRCD,
   KIND_COUNT
 };
 
@@ -261,6 +263,9 @@ struct srq {
   struct object o;
   uint64_t user_handle;
   struct pd* pd;
+  struct xrcd* xrcd; /* of an XRC SRQ, as the two below */
+  struct cq* cq;     /* where its receives complete */
+  uint32_t uidx;     /* how CQEs name it to libmlx5 */
   uint32_t max_wr, max_sge, limit;
   uint8_t* buf;
   struct pin pin;
@@ -288,6 +293,9 @@ struct receive {
 int recv_available(struct qp* qp) HIDDEN;
 void recv_take(struct qp* qp, struct receive* r) HIDDEN;
 void srq_destroy(struct srq* srq) HIDDEN;
+/* What SRQs of both kinds are made of; a command does the rest. */
+int srq_create(struct ctx* c, const struct ib_uverbs_create_srq* req, const struct mlx5_ib_create_srq* buf,
+               struct srq** created) HIDDEN;
 
 /* ------------------------------------------------------------------ qp.c, qp_state.c, send.c */
 
@@ -322,6 +330,8 @@ struct qp {
   struct list pending;                 /* in the engine's list of QPs to serve, or on its own */
   void (*wr_start)(struct ibv_qp_ex*); /* libmlx5's own, where we hooked them */
   int (*wr_complete)(struct ibv_qp_ex*);
+  struct xrcd* xrcd; /* XRC_RECV: the domain whose SRQs it receives into */
+  uint32_t ece;      /* options that were agreed on */
   enum dc dc;
   uint64_t dc_key;         /* DC_TARGET: what an initiator has to know */
   uint32_t streams_failed; /* DC_INITIATOR with streams: how many, and which */
@@ -333,6 +343,8 @@ struct qp {
 
 void qp_destroy(struct qp* qp) HIDDEN;
 void qp_to_error(struct qp* qp) HIDDEN;
+/* A request of its own ended in error. */
+void qp_send_failed(struct qp* qp) HIDDEN;
 /* Nothing is executed for it any more, and its peer hears nothing of it. */
 void qp_die(struct qp* qp) HIDDEN;
 bool qp_transition_ok(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, uint32_t mask) HIDDEN;
@@ -352,6 +364,22 @@ bool dc_stream_has_failed(const struct qp* qp, uint16_t stream) HIDDEN;
 bool dc_stream_fails(struct qp* qp, uint16_t stream) HIDDEN;
 /* False for a stream that has not failed. */
 bool dc_stream_reset(struct qp* qp, uint16_t stream) HIDDEN;
+
+/* ------------------------------------------------------------------ xrc.c */
+
+struct xrcd {
+  struct object o;
+  uint64_t device, inode; /* of the file that names it to others; 0: it is this handle's alone */
+};
+
+struct wqe_xrc {
+  __be32 srqn;
+  uint8_t reserved[12];
+};
+
+/* Points the receiving QP at the SRQ that a request names, and away from it again. False: not one of its domain. */
+bool xrc_aim(struct qp* target, uint32_t srqn) HIDDEN;
+void xrc_unaim(struct qp* target) HIDDEN;
 
 /* ------------------------------------------------------------------ engine.c */
 
@@ -419,6 +447,7 @@ command_fn cmd_create_comp_channel HIDDEN, cmd_create_cq HIDDEN, cmd_ex_create_c
 command_fn cmd_destroy_cq HIDDEN, cmd_create_srq HIDDEN, cmd_modify_srq HIDDEN, cmd_query_srq HIDDEN;
 command_fn cmd_destroy_srq HIDDEN, cmd_create_qp HIDDEN, cmd_ex_create_qp HIDDEN, cmd_modify_qp HIDDEN;
 command_fn cmd_ex_modify_qp HIDDEN, cmd_query_qp HIDDEN, cmd_destroy_qp HIDDEN;
+command_fn cmd_open_xrcd HIDDEN, cmd_close_xrcd HIDDEN, cmd_create_xsrq HIDDEN;
 
 /* One call of the ioctl interface. */
 struct call {

@@ -36,19 +36,28 @@ static void bfreg_release(struct qp* qp) {
   if (qp->low_latency_slot != NO_SLOT) qp->o.ctx->low_latency_used &= ~(1u << qp->low_latency_slot);
 }
 
+static bool type_is_known(unsigned type) {
+  return type == IBV_QPT_RC || type == IBV_QPT_UC || type == IBV_QPT_UD || type == IBV_QPT_DRIVER ||
+         type == IBV_QPT_XRC_SEND || type == IBV_QPT_XRC_RECV;
+}
+
 static bool power_of_two_or_zero(uint32_t n) { return !(n & (n - 1)); }
 
 static int create_qp(struct command* cmd, const struct ib_uverbs_create_qp* req, const struct mlx5_ib_create_qp* buf,
                      struct qp** created) {
   struct ctx* c = cmd->ctx;
   bool dc = req->qp_type == IBV_QPT_DRIVER;
-  if (req->qp_type != IBV_QPT_RC && req->qp_type != IBV_QPT_UC && req->qp_type != IBV_QPT_UD && !dc) return EOPNOTSUPP;
+  bool xrc_recv = req->qp_type == IBV_QPT_XRC_RECV, xrc_send = req->qp_type == IBV_QPT_XRC_SEND;
+  if (!type_is_known(req->qp_type)) return EOPNOTSUPP;
   if (dc && dc_check_create(req, buf)) return EINVAL;
-  struct pd* pd = object_find(c, KIND_PD, req->pd_handle);
-  struct cq* send_cq = object_find(c, KIND_CQ, req->send_cq_handle);
-  struct cq* recv_cq = object_find(c, KIND_CQ, req->recv_cq_handle);
+  /* A receiving QP of XRC has a domain of its own kind, and no queues; a sending one receives nothing. */
+  struct xrcd* xrcd = xrc_recv ? object_find(c, KIND_XRCD, req->pd_handle) : NULL;
+  struct pd* pd = xrc_recv ? NULL : object_find(c, KIND_PD, req->pd_handle);
+  struct cq* send_cq = xrc_recv ? NULL : object_find(c, KIND_CQ, req->send_cq_handle);
+  struct cq* recv_cq = xrc_recv || xrc_send ? NULL : object_find(c, KIND_CQ, req->recv_cq_handle);
   struct srq* srq = req->is_srq ? object_find(c, KIND_SRQ, req->srq_handle) : NULL;
-  if (!pd || !send_cq || !recv_cq || (req->is_srq && !srq)) return EINVAL;
+  if (xrc_recv ? !xrcd : !pd || !send_cq || (!recv_cq && !xrc_send)) return EINVAL;
+  if (req->is_srq && !srq) return EINVAL;
   if (!power_of_two_or_zero(buf->sq_wqe_count) || !power_of_two_or_zero(buf->rq_wqe_count)) return EINVAL;
   if (buf->sq_wqe_count > MAX_QP_WR || buf->rq_wqe_count > MAX_QP_WR) return EINVAL;
   if (buf->rq_wqe_count && (buf->rq_wqe_shift < 4 || buf->rq_wqe_shift > MAX_RQ_SHIFT)) return EINVAL;
@@ -68,11 +77,14 @@ static int create_qp(struct command* cmd, const struct ib_uverbs_create_qp* req,
   qp->send_cq = send_cq;
   qp->recv_cq = recv_cq;
   qp->srq = srq;
-  pd->o.users++;
-  send_cq->o.users++;
-  recv_cq->o.users++;
+  qp->xrcd = xrcd;
+  if (xrcd) xrcd->o.users++;
+  if (pd) pd->o.users++;
+  if (send_cq) send_cq->o.users++;
+  if (recv_cq) recv_cq->o.users++;
   if (srq) srq->o.users++;
   qp->uidx = buf->uidx;
+  if (buf->ece_options) qp->ece = ECE_OPTIONS;
   qp->sq_count = buf->sq_wqe_count;
   qp->rq_count = buf->rq_wqe_count;
   qp->rq_shift = buf->rq_wqe_shift;
@@ -117,7 +129,7 @@ int cmd_create_qp(struct command* cmd) {
   int err = create_qp(cmd, &req, &buf, &qp);
   if (err) return err;
   struct ib_uverbs_create_qp_resp resp;
-  struct mlx5_ib_create_qp_resp driver = {.bfreg_index = qp->bfreg};
+  struct mlx5_ib_create_qp_resp driver = {.bfreg_index = qp->bfreg, .ece_options = qp->ece};
   created_response(qp, &resp);
   command_reply(cmd, &resp, sizeof resp, &driver, sizeof driver);
   return 0;
@@ -136,18 +148,19 @@ int cmd_ex_create_qp(struct command* cmd) {
   int err = create_qp(cmd, &core, &buf, &qp);
   if (err) return err;
   struct ib_uverbs_ex_create_qp_resp resp = {.response_length = sizeof resp};
-  struct mlx5_ib_create_qp_resp driver = {.bfreg_index = qp->bfreg};
+  struct mlx5_ib_create_qp_resp driver = {.bfreg_index = qp->bfreg, .ece_options = qp->ece};
   created_response(qp, &resp.base);
   command_reply(cmd, &resp, sizeof resp, &driver, sizeof driver);
   return 0;
 }
 
 void qp_destroy(struct qp* qp) {
+  if (qp->xrcd) qp->xrcd->o.users--;
   engine_remove_qp(qp);
   bfreg_release(qp);
-  qp->pd->o.users--;
-  qp->send_cq->o.users--;
-  qp->recv_cq->o.users--;
+  if (qp->pd) qp->pd->o.users--;
+  if (qp->send_cq) qp->send_cq->o.users--;
+  if (qp->recv_cq) qp->recv_cq->o.users--;
   if (qp->srq) qp->srq->o.users--;
   memory_unpin(&qp->pin);
   object_remove(&qp->o);
@@ -182,6 +195,11 @@ static void set_state(struct qp* qp, enum ibv_qp_state state) {
   qp->wait = WAIT_NONE;
 }
 
+void qp_send_failed(struct qp* qp) {
+  if (qp->type != IBV_QPT_UC && qp->type != IBV_QPT_UD) return qp_to_error(qp);
+  set_state(qp, IBV_QPS_SQE); /* an unreliable transport goes on receiving */
+  engine_set_pending(qp);
+}
 void qp_die(struct qp* qp) { set_state(qp, IBV_QPS_RESET); }
 
 void qp_to_error(struct qp* qp) {
@@ -189,7 +207,8 @@ void qp_to_error(struct qp* qp) {
   set_state(qp, IBV_QPS_ERR);
   engine_set_pending(qp); /* what is outstanding has to be flushed */
   /* With an SRQ the consumer cannot count its receives off: this event tells that none will come any more. */
-  if (qp->srq) async_event(qp->o.ctx, qp->user_handle, IBV_EVENT_QP_LAST_WQE_REACHED, &qp->async_sent);
+  if (qp->srq && qp->type != IBV_QPT_XRC_RECV)
+    async_event(qp->o.ctx, qp->user_handle, IBV_EVENT_QP_LAST_WQE_REACHED, &qp->async_sent);
 }
 
 /* The values that the kernel refuses, beside the transition itself: ib_uverbs, ib_core and mlx5_ib together. */
@@ -272,8 +291,11 @@ int cmd_ex_modify_qp(struct command* cmd) {
   if (err) return err;
   struct ib_uverbs_ex_modify_qp_resp resp = {.response_length = sizeof resp};
   struct mlx5_ib_modify_qp_resp driver = {.response_length = sizeof driver};
+  struct mlx5_ib_modify_qp more;
+  command_driver_request(cmd, sizeof req, &more, sizeof more);
   const struct qp* qp = object_find(cmd->ctx, KIND_QP, req.base.qp_handle);
   if (qp->dc == DC_TARGET && qp->state == IBV_QPS_RTR) driver.dctn = qp->o.id;
+  if (more.ece_options) driver.ece_options = more.ece_options & ECE_OPTIONS; /* what both ends can */
   command_reply(cmd, &resp, sizeof resp, &driver, sizeof driver);
   return 0;
 }

@@ -60,35 +60,44 @@ void recv_take(struct qp* qp, struct receive* r) {
 
 /* ------------------------------------------------------------------ commands */
 
-int cmd_create_srq(struct command* cmd) {
-  struct ib_uverbs_create_srq req;
-  struct mlx5_ib_create_srq buf;
-  command_request(cmd, &req, sizeof req);
-  command_driver_request(cmd, sizeof req, &buf, sizeof buf);
-  struct pd* pd = object_find(cmd->ctx, KIND_PD, req.pd_handle);
-  if (!pd || req.max_wr > MAX_SRQ_WR || req.max_sge > MAX_SRQ_SGE) return EINVAL;
+int srq_create(struct ctx* c, const struct ib_uverbs_create_srq* req, const struct mlx5_ib_create_srq* buf,
+               struct srq** created) {
+  struct pd* pd = object_find(c, KIND_PD, req->pd_handle);
+  if (!pd || req->max_wr > MAX_SRQ_WR || req->max_sge > MAX_SRQ_SGE) return EINVAL;
   struct srq* srq = calloc(1, sizeof *srq);
   if (!srq) return ENOMEM;
   /* The same rounding as in libmlx5, which allocated the buffer: one entry more, both sizes a power of two. */
   uint32_t entries = 1,
-           wqe_size = sizeof(struct mlx5_wqe_srq_next_seg) + req.max_sge * sizeof(struct mlx5_wqe_data_seg);
-  while (entries < req.max_wr + 1) entries *= 2;
+           wqe_size = sizeof(struct mlx5_wqe_srq_next_seg) + req->max_sge * sizeof(struct mlx5_wqe_data_seg);
+  while (entries < req->max_wr + 1) entries *= 2;
   srq->shift = 5;
   while (1u << srq->shift < wqe_size) srq->shift++;
-  int err = memory_pin(&srq->pin, buf.buf_addr, (uint64_t)entries << srq->shift, true);
-  if (err || !object_add(cmd->ctx, KIND_SRQ, &srq->o)) {
+  int err = memory_pin(&srq->pin, buf->buf_addr, (uint64_t)entries << srq->shift, true);
+  if (err || !object_add(c, KIND_SRQ, &srq->o)) {
     memory_unpin(&srq->pin);
     free(srq);
     return err ? err : ENOMEM;
   }
-  srq->user_handle = req.user_handle;
+  srq->user_handle = req->user_handle;
   srq->pd = pd;
   pd->o.users++;
   srq->max_wr = entries - 1;
-  srq->max_sge = req.max_sge;
-  srq->limit = req.srq_limit;
-  srq->buf = (uint8_t*)buf.buf_addr;
-  srq->dbrec = (_Atomic uint32_t*)buf.db_addr;
+  srq->max_sge = req->max_sge;
+  srq->limit = req->srq_limit;
+  srq->buf = (uint8_t*)buf->buf_addr;
+  srq->dbrec = (_Atomic uint32_t*)buf->db_addr;
+  *created = srq;
+  return 0;
+}
+
+int cmd_create_srq(struct command* cmd) {
+  struct ib_uverbs_create_srq req;
+  struct mlx5_ib_create_srq buf;
+  struct srq* srq;
+  command_request(cmd, &req, sizeof req);
+  command_driver_request(cmd, sizeof req, &buf, sizeof buf);
+  int err = srq_create(cmd->ctx, &req, &buf, &srq);
+  if (err) return err;
   struct ib_uverbs_create_srq_resp resp = {
       .srq_handle = srq->o.id, .max_wr = srq->max_wr, .max_sge = srq->max_sge, .srqn = srq->o.id};
   struct mlx5_ib_create_srq_resp driver = {.srqn = srq->o.id};
@@ -120,6 +129,8 @@ int cmd_query_srq(struct command* cmd) {
 
 void srq_destroy(struct srq* srq) {
   srq->pd->o.users--;
+  if (srq->xrcd) srq->xrcd->o.users--;
+  if (srq->cq) srq->cq->o.users--;
   memory_unpin(&srq->pin);
   object_remove(&srq->o);
   free(srq);

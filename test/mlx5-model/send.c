@@ -136,13 +136,16 @@ static bool can_receive(const struct qp* qp) { return qp->state >= IBV_QPS_RTR &
 
 static struct qp* connected_peer(const struct qp* qp) {
   struct qp* peer = object_at(KIND_QP, qp->attr.dest_qp_num);
-  bool connected = peer && peer->type == qp->type && peer->attr.dest_qp_num == qp->o.id && can_receive(peer);
+  enum ibv_qp_type wanted = qp->type == IBV_QPT_XRC_SEND ? IBV_QPT_XRC_RECV : qp->type;
+  bool connected = peer && peer->type == wanted && peer->attr.dest_qp_num == qp->o.id && can_receive(peer);
   return connected ? peer : NULL;
 }
 
 /* ------------------------------------------------------------------ the responder's side */
 
-static inline bool is_reliable(const struct qp* qp) { return qp->type == IBV_QPT_RC || qp->dc == DC_INITIATOR; }
+static inline bool is_reliable(const struct qp* qp) {
+  return qp->type == IBV_QPT_RC || qp->dc == DC_INITIATOR || qp->type == IBV_QPT_XRC_SEND;
+}
 
 /* A request that the responder refuses takes its QP down as well. Only a reliable transport tells the requester. */
 static int refuse(const struct wqe* w, struct qp* peer, int syndrome) {
@@ -326,6 +329,17 @@ static inline int execute_connected(struct wqe* w) {
   return operate(w, peer);
 }
 
+/* The request names the SRQ, behind the control segment. */
+static int execute_xrc(struct wqe* w) {
+  struct wqe_xrc* seg = unit(w, w->next++);
+  struct qp* peer = connected_peer(w->qp);
+  if (!peer) return wait_for_peer(w->qp);
+  if (!xrc_aim(peer, be32toh(seg->srqn))) return refuse(w, peer, MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR);
+  int result = operate(w, peer);
+  xrc_unaim(peer);
+  return result;
+}
+
 /* The connection is made for the request: to the target that its address vector names. */
 static int execute_dynamic(struct wqe* w) {
   struct mlx5_wqe_av* av = unit(w, 1);
@@ -376,6 +390,8 @@ bool send_execute(struct qp* qp) {
     result = execute_datagram(&w);
   else if (qp->dc)
     result = execute_dynamic(&w);
+  else if (qp->type == IBV_QPT_XRC_SEND)
+    result = execute_xrc(&w);
   else
     result = execute_connected(&w);
   if (result == MUST_WAIT) return false;
@@ -385,7 +401,7 @@ bool send_execute(struct qp* qp) {
   qp->sq_consumed = (uint16_t)(w.counter + (w.units ? (w.units + 3) / 4 : 1));
   if (result) {
     cq_report_error(qp, false, (uint8_t)result, w.opcode, w.counter);
-    if (!dc_stream_fails(qp, be16toh(w.ctrl->dci_stream_channel_id))) qp_to_error(qp);
+    if (!dc_stream_fails(qp, be16toh(w.ctrl->dci_stream_channel_id))) qp_send_failed(qp);
   } else if ((w.ctrl->fm_ce_se & CE_MASK) == MLX5_WQE_CTRL_CQ_UPDATE) {
     cq_report_sent(qp, w.opcode, w.counter, (uint32_t)w.data.total);
   }

@@ -50,6 +50,9 @@ static const struct {
     EXTENDED(CREATE_RWQ_IND_TBL, cmd_ex_create_rwq_ind_table),
     EXTENDED(DESTROY_RWQ_IND_TBL, cmd_ex_destroy_rwq_ind_table),
 #undef EXTENDED
+    PLAIN(OPEN_XRCD, cmd_open_xrcd),
+    PLAIN(CLOSE_XRCD, cmd_close_xrcd),
+    PLAIN(CREATE_XSRQ, cmd_create_xsrq),
 #undef PLAIN
 #undef BOTH
 };

@@ -67,6 +67,33 @@ describe('explainTransition', () => {
     }
   });
 
+  const ofXrc: [State, State, 'XRC_SEND' | 'XRC_RECV', (keyof typeof QpAttrMask)[]][] = [
+    ['RESET', 'INIT', 'XRC_SEND', ['PKEY_INDEX', 'PORT', 'ACCESS_FLAGS']],
+    ['RESET', 'INIT', 'XRC_RECV', ['PKEY_INDEX', 'PORT', 'ACCESS_FLAGS']],
+    ['INIT', 'RTR', 'XRC_SEND', ['AV', 'PATH_MTU', 'DEST_QPN', 'RQ_PSN']],
+    ['INIT', 'RTR', 'XRC_RECV', ['AV', 'PATH_MTU', 'DEST_QPN', 'RQ_PSN', 'MAX_DEST_RD_ATOMIC', 'MIN_RNR_TIMER']],
+    ['RTR', 'RTS', 'XRC_SEND', ['SQ_PSN', 'TIMEOUT', 'RETRY_CNT', 'RNR_RETRY', 'MAX_QP_RD_ATOMIC']],
+    ['RTR', 'RTS', 'XRC_RECV', ['SQ_PSN', 'TIMEOUT']],
+  ];
+  it.each(ofXrc)('knows what %s -> %s needs of %s', (from, to, type, names) => {
+    const mask = bits(names) | M.STATE;
+    expect(explainTransition(QpType[type], S[from], S[to], mask)).toBeUndefined();
+    for (const name of names) {
+      expect(explainTransition(QpType[type], S[from], S[to], mask & ~M[name])).toBe(`${from} -> ${to} needs ${name}`);
+    }
+    expect(explainTransition(QpType[type], S[from], S[to], mask | M.QKEY)).toBe(`${from} -> ${to} does not take QKEY`);
+  });
+
+  it('asks raw packets for a port only, lets them have a pace, and leaves the types of providers alone', () => {
+    const raw = QpType.RAW_PACKET;
+    expect(explainTransition(raw, S.RESET, S.INIT, M.STATE)).toBe('RESET -> INIT needs PORT');
+    expect(explainTransition(raw, S.RESET, S.INIT, M.STATE | M.PORT)).toBeUndefined();
+    for (const to of [S.RTR, S.RTS]) expect(explainTransition(raw, to - 1, to, M.STATE)).toBeUndefined();
+    expect(explainTransition(raw, S.RTS, S.RTS, M.RATE_LIMIT)).toBeUndefined();
+    expect(explainTransition(raw, S.RTR, S.RTS, M.STATE | M.SQ_PSN)).toBe('RTR -> RTS does not take SQ_PSN');
+    expect(explainTransition(QpType.DRIVER, S.RESET, S.INIT, M.STATE)).toBeUndefined();
+  });
+
   it('lets RESET and ERR be entered without attributes only', () => {
     expect(explainTransition(QpType.RC, S.RTS, S.ERR, M.STATE | M.SQ_PSN | M.PORT)).toBe(
       'RTS -> ERR takes no attributes, but was given PORT | SQ_PSN',
