@@ -16,28 +16,64 @@ int cqs_armed;
 #define CI_MASK 0xffffffu
 #define OP_OWN_SOLICITED 2 /* PRM, CQE: the se bit */
 
+static struct list delayed = {&delayed, &delayed};
+
+/* Moderation: whether the first completion has waited long enough for its event. Without a period it waits for others.
+ */
+static bool is_due(struct cq* cq) {
+  uint64_t now = now_ns();
+  if (!cq->moderate_ns) return false;
+  if (!cq->due) {
+    cq->due = now + cq->moderate_ns;
+    list_append(&delayed, &cq->delayed);
+    engine_wake();
+  }
+  return now >= cq->due;
+}
+
+static void not_due(struct cq* cq) {
+  cq->due = 0;
+  list_remove(&cq->delayed);
+}
+
+uint64_t cq_check_due(void) {
+  if (list_empty(&delayed)) return 0;
+  uint64_t next = 0, now = now_ns();
+  for (struct list *l = delayed.next, *after; l != &delayed; l = after) {
+    struct cq* cq = container_of(l, struct cq, delayed);
+    after = l->next;
+    if (now >= cq->due)
+      cq_check_arm(cq);
+    else if (!next || cq->due < next)
+      next = cq->due;
+  }
+  return next;
+}
+
 void cq_check_arm(struct cq* cq) {
   uint32_t raw = atomic_load(&cq->dbrec[DBREC_ARM]);
-  if (raw == UNARMED) return;
+  if (raw == UNARMED) return not_due(cq);
   if (!cq->armed) cqs_armed++;
   cq->armed = true;
   uint32_t arm = be32toh(raw), produced = cq->produced;
   if (arm & ARM_SOLICITED) {
-    if (!cq->any_solicited) return;
+    if (!cq->any_solicited) return not_due(cq);
     produced = cq->produced_solicited;
   }
-  if ((int32_t)((produced - (arm & CI_MASK)) << 8) <= 0) return; /* nothing newer than what was consumed */
+  if ((int32_t)((produced - (arm & CI_MASK)) << 8) <= 0) return not_due(cq); /* nothing newer than what was consumed */
+  if (((produced - (arm & CI_MASK)) & CI_MASK) < cq->moderate_count && !is_due(cq)) return;
   /* libmlx5 may be arming anew at this moment: then that arm counts, not this one */
   if (!atomic_compare_exchange_strong(&cq->dbrec[DBREC_ARM], &raw, UNARMED)) return;
   cq->armed = false;
   cqs_armed--;
+  not_due(cq);
   struct ib_uverbs_comp_event_desc event = {.cq_handle = cq->user_handle};
   if (file_event(cq->channel, &event, sizeof event)) cq->events_sent++;
 }
 
 struct mlx5_cqe64* cq_next(struct cq* cq) {
   uint32_t consumed = be32toh(atomic_load_explicit(&cq->dbrec[DBREC_CONSUMER], memory_order_acquire));
-  if (((cq->produced - consumed) & CI_MASK) >= cq->entries) {
+  if (((cq->produced - consumed) & CI_MASK) >= cq->entries && !cq->ignore_overrun) {
     if (!cq->overrun) {
       MODEL_WARN("CQ 0x%x overrun: %u entries and none free\n", cq->o.id, cq->entries);
       async_event(cq->o.ctx, cq->user_handle, IBV_EVENT_CQ_ERR, &cq->async_sent);
@@ -51,6 +87,7 @@ struct mlx5_cqe64* cq_next(struct cq* cq) {
 
 void cq_commit(struct cq* cq, struct mlx5_cqe64* cqe, uint8_t format, bool solicited) {
   uint8_t owner = !!(cq->produced & cq->entries); /* flips at each wrap */
+  if (cq->stamped) cqe->timestamp = htobe64(device_clock());
   cq->produced++;
   stats.cqes++;
   if (solicited) {
@@ -143,7 +180,9 @@ static int create_cq(struct command* cmd, const struct ib_uverbs_ex_create_cq* r
     free(cq);
     return err ? err : ENOMEM;
   }
+  list_init(&cq->delayed);
   cq->user_handle = req->user_handle;
+  cq->ignore_overrun = req->flags & IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN;
   cq->entries = entries;
   cq->entry_size = buf->cqe_size;
   cq->ring = (uint8_t*)buf->buf_addr;
@@ -220,8 +259,20 @@ int cmd_resize_cq(struct command* cmd) {
   return 0;
 }
 
+/* As mlx5_ib: the count is the field's, the period has 12 bits. */
+int cmd_ex_modify_cq(struct command* cmd) {
+  struct ib_uverbs_ex_modify_cq req;
+  command_request(cmd, &req, sizeof req);
+  struct cq* cq = object_find(cmd->ctx, KIND_CQ, req.cq_handle);
+  if (!cq || !(req.attr_mask & IBV_CQ_ATTR_MODERATE) || req.attr.cq_period > MAX_CQ_PERIOD) return EINVAL;
+  cq->moderate_count = req.attr.cq_count;
+  cq->moderate_ns = req.attr.cq_period * 1000ull;
+  return 0;
+}
+
 void cq_destroy(struct cq* cq) {
   if (cq->armed) cqs_armed--;
+  list_remove(&cq->delayed);
   if (cq->channel) file_put(cq->channel);
   memory_unpin(&cq->pin);
   object_remove(&cq->o);

@@ -28,11 +28,13 @@ void device_gid(int dev, unsigned index, union ibv_gid* gid) {
  * 156.25 MHz: 6.4 ns a cycle. The kernel writes the page anew long before a difference of cycles overflows, in two
  * hours and a half; here it is written when it is mapped.
  */
+uint64_t device_clock(void) { return now_ns() / 32 * 5; }
+
 void device_clock_info(struct mlx5_ib_clock_info* info) {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   info->mask = (1ull << 41) - 1;
-  info->cycles = now_ns() / 32 * 5 & info->mask;
+  info->cycles = device_clock() & info->mask;
   info->nsec = (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
   info->shift = 20;
   info->mult = 6710886;
@@ -113,6 +115,7 @@ static struct mlx5_ib_alloc_ucontext_resp context_response(const struct ctx* c) 
       .eth_min_inline = MLX5_USER_INLINE_MODE_NONE,
       .log_uar_size = 12,
       .num_uars_per_page = 1,
+      .comp_mask = MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET, /* at the start of its page */
       .clock_info_versions = 1 << MLX5_IB_CLOCK_INFO_V1,
   };
 }
@@ -233,7 +236,7 @@ int cmd_ex_query_device(struct command* cmd) {
       .response_length = min_of(sizeof resp, cmd->driver_out_offset),
       .timestamp_mask = UINT64_MAX,
       .hca_core_clock = 156250,
-      .cq_moderation_caps = {.max_cq_moderation_count = 65535, .max_cq_moderation_period = 4095},
+      .cq_moderation_caps = {.max_cq_moderation_count = 65535, .max_cq_moderation_period = MAX_CQ_PERIOD},
   };
   device_attributes(cmd->ctx->dev, &resp.base);
   resp.device_cap_flags_ex = resp.base.device_cap_flags;

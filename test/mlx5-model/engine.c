@@ -156,8 +156,9 @@ static void sleep_for(uint64_t ns) {
 /* How long the thread may sleep; UINT64_MAX without end. */
 static uint64_t time_to_sleep(void) {
   uint64_t ns = cfg.mode == MODE_THREAD && !list_empty(&every_qp) ? LOOK_UP_NS : UINT64_MAX;
-  if (!next_wakeup) return ns;
-  uint64_t now = now_ns(), left = next_wakeup > now ? next_wakeup - now : 0;
+  uint64_t due = cq_check_due(), wakeup = next_wakeup && (!due || next_wakeup < due) ? next_wakeup : due;
+  if (!wakeup) return ns;
+  uint64_t now = now_ns(), left = wakeup > now ? wakeup - now : 0;
   return min_of(ns, left);
 }
 
@@ -228,6 +229,8 @@ void engine_remove_qp(struct qp* qp) {
   unpend(qp);
   list_remove(&qp->active);
 }
+
+void engine_wake(void) { wake(); }
 
 void engine_kick(void) {
   if (cfg.mode == MODE_THREAD)

@@ -17,6 +17,7 @@ static struct {
   int (*poll_cq)(struct ibv_cq*, int, struct ibv_wc*);
   int (*req_notify_cq)(struct ibv_cq*, int);
   int (*bind_mw)(struct ibv_qp*, struct ibv_mw*, struct ibv_mw_bind*);
+  int (*query_rt_values)(struct ibv_context*, struct ibv_values_ex*);
 } provider;
 
 static int post_send(struct ibv_qp* qp, struct ibv_send_wr* wr, struct ibv_send_wr** bad) {
@@ -62,6 +63,13 @@ static int req_notify_cq(struct ibv_cq* cq, int solicited_only) {
   return err;
 }
 
+/* A NIC's clock runs by itself; this one is set whenever somebody is about to look. */
+static int query_rt_values(struct ibv_context* context, struct ibv_values_ex* values) {
+  struct file* f = file_of(context->cmd_fd);
+  if (f && f->ctx->core_clock) *f->ctx->core_clock = htobe64(device_clock());
+  return provider.query_rt_values(context, values);
+}
+
 void hook_context(struct ibv_context* context) {
   struct ibv_context_ops* ops = &context->ops;
   if (ops->post_send == post_send) return;
@@ -77,6 +85,9 @@ void hook_context(struct ibv_context* context) {
   ops->req_notify_cq = req_notify_cq;
   provider.poll_cq = ops->poll_cq;
   ops->poll_cq = poll_cq;
+  struct verbs_context* extended = verbs_get_ctx(context);
+  provider.query_rt_values = extended->query_rt_values;
+  extended->query_rt_values = query_rt_values;
 }
 
 static int start_poll(struct ibv_cq_ex* ex, struct ibv_poll_cq_attr* attr) {
@@ -91,6 +102,7 @@ void hook_cq(struct cq* cq) {
   struct ibv_cq_ex* ex = (struct ibv_cq_ex*)cq->user_handle;
   hook_context(ex->context);
   if (!ex->start_poll) return; /* not an extended CQ */
+  cq->stamped = ex->read_completion_ts || ex->read_completion_wallclock_ns;
   cq->start_poll = ex->start_poll;
   ex->start_poll = start_poll;
 }

@@ -64,6 +64,7 @@ uint64_t now_ns(void) HIDDEN;
 #define GID_TABLE_LEN 8
 #define COMP_VECTORS 8
 #define MAX_CQE 4194303u
+#define MAX_CQ_PERIOD 4095u
 #define MAX_QP_WR 32768u
 #define MAX_SRQ_WR 32767u
 #define MAX_SRQ_SGE 31u
@@ -139,6 +140,7 @@ struct ctx {
   struct file* async_file; /* where events go: the first that was made */
   /* Which doorbell registers (bfregs) are handed to which QP: see qp.c */
   uint32_t bfregs, low_latency_bfregs, low_latency_used, next_shared_bfreg;
+  uint64_t* core_clock; /* the page where the program reads the device's clock */
 };
 extern struct list every_context HIDDEN;
 
@@ -235,6 +237,12 @@ struct cq {
   uint32_t produced;           /* producer index */
   uint32_t produced_solicited; /* the same just behind the last solicited one */
   bool any_solicited, overrun, armed;
+  bool ignore_overrun;     /* entries are written whether there is room or not */
+  bool stamped;            /* CQEs carry the time */
+  uint32_t moderate_count; /* an event for so many completions, */
+  uint64_t moderate_ns;    /* or so long after the first of them */
+  uint64_t due;            /* when that is; 0: none waits for it */
+  struct list delayed;     /* in the list of those that wait */
   uint8_t* ring;
   struct pin pin;
   _Atomic uint32_t* dbrec; /* [DBREC_CONSUMER], [DBREC_ARM], big endian */
@@ -247,6 +255,8 @@ extern int cqs_armed HIDDEN; /* how many are armed and wait for an event */
 
 void cq_destroy(struct cq* cq) HIDDEN;
 void cq_check_arm(struct cq* cq) HIDDEN;
+/* Sends the events whose time has come; returns when the next one is due, 0 when none is. */
+uint64_t cq_check_due(void) HIDDEN;
 /* The CQE to fill in next, or NULL if the ring is full. */
 struct mlx5_cqe64* cq_next(struct cq* cq) HIDDEN;
 /* Hands the CQE over to software. `format` is what goes into op_own beside the ownership bit. */
@@ -389,6 +399,8 @@ int engine_start_thread(void) HIDDEN;
 void engine_add_qp(struct qp* qp) HIDDEN;
 void engine_remove_qp(struct qp* qp) HIDDEN;
 void engine_set_pending(struct qp* qp) HIDDEN;
+/* The thread shall look anew when it has to wake up. */
+void engine_wake(void) HIDDEN;
 /* Something changed that may let work proceed; with the lock held. */
 void engine_kick(void) HIDDEN;
 /* What the hooked verbs call, without the lock. */
@@ -437,14 +449,17 @@ bool device_gid_is_v2(unsigned index) HIDDEN;
 uint64_t device_guid(int dev) HIDDEN;
 /* Makes something happen to a device, as `path` says; false when that is not for us. With the lock held. */
 bool device_happen(const char* path) HIDDEN;
-/* Fills in the page that translates the device's clock. */
+/* The device's clock: cycles of 6.4 ns. */
+uint64_t device_clock(void) HIDDEN;
+/* Fills in the page that translates it. */
 void device_clock_info(struct mlx5_ib_clock_info* info) HIDDEN;
 
 command_fn cmd_get_context HIDDEN, cmd_query_device HIDDEN, cmd_ex_query_device HIDDEN, cmd_query_port HIDDEN;
 command_fn cmd_alloc_pd HIDDEN, cmd_dealloc_pd HIDDEN, cmd_create_ah HIDDEN, cmd_destroy_ah HIDDEN;
 command_fn cmd_reg_mr HIDDEN, cmd_rereg_mr HIDDEN, cmd_dereg_mr HIDDEN, cmd_alloc_mw HIDDEN, cmd_dealloc_mw HIDDEN;
 command_fn cmd_create_comp_channel HIDDEN, cmd_create_cq HIDDEN, cmd_ex_create_cq HIDDEN, cmd_resize_cq HIDDEN;
-command_fn cmd_destroy_cq HIDDEN, cmd_create_srq HIDDEN, cmd_modify_srq HIDDEN, cmd_query_srq HIDDEN;
+command_fn cmd_ex_modify_cq HIDDEN, cmd_destroy_cq HIDDEN, cmd_create_srq HIDDEN, cmd_modify_srq HIDDEN,
+    cmd_query_srq HIDDEN;
 command_fn cmd_destroy_srq HIDDEN, cmd_create_qp HIDDEN, cmd_ex_create_qp HIDDEN, cmd_modify_qp HIDDEN;
 command_fn cmd_ex_modify_qp HIDDEN, cmd_query_qp HIDDEN, cmd_destroy_qp HIDDEN;
 command_fn cmd_open_xrcd HIDDEN, cmd_close_xrcd HIDDEN, cmd_create_xsrq HIDDEN;

@@ -32,6 +32,7 @@ static const struct {
     PLAIN(CREATE_COMP_CHANNEL, cmd_create_comp_channel),
     BOTH(CREATE_CQ, cmd_create_cq, cmd_ex_create_cq),
     PLAIN(RESIZE_CQ, cmd_resize_cq),
+    [IB_USER_VERBS_EX_CMD_MODIFY_CQ] = {"MODIFY_CQ", NULL, cmd_ex_modify_cq},
     PLAIN(DESTROY_CQ, cmd_destroy_cq),
     BOTH(CREATE_QP, cmd_create_qp, cmd_ex_create_qp),
     PLAIN(QUERY_QP, cmd_query_qp),
