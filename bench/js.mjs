@@ -26,6 +26,8 @@ const context = openDevice(getDeviceList()[0].name);
 const pd = context.allocPd();
 const sendCq = context.createCq(1024);
 const recvCq = context.createCq(1024);
+// Of queue pairs that are only made.
+const wideCq = context.createCq(256, { allowOverrun: true });
 const srq = pd.createSrq({ maxWr: 128, maxSge: 1 });
 const [here, there] = await connectedPair(recvCq);
 const [toSrq] = await connectedPair(recvCq, srq);
@@ -232,7 +234,7 @@ function memoryOf(objects, create) {
 }
 
 const measure = {
-  'memory-qp': (objects) => memoryOf(objects, () => createQp(recvCq)),
+  'memory-qp': (objects) => memoryOf(objects, () => createQp(wideCq, {}, wideCq)),
   'memory-cq': (objects) => memoryOf(objects, () => context.createCq(256)),
   'memory-mr': (objects) => memoryOf(objects, () => pd.regMrSync(mr.buffer.subarray(0, 4096), { access: LOCAL_WRITE })),
 };

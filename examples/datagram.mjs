@@ -11,7 +11,7 @@ const QKEY = 0x1234_5678;
 async function openSide(/** @type {string | undefined} */ device) {
   const context = openDevice(device);
   const pd = context.allocPd();
-  const cq = context.createCq(64);
+  const cq = context.createCq(256);
   const qp = pd.createQp({ sendCq: cq, qpType: QpType.UD });
   await qp.modify({ qpState: QpState.INIT, portNum: 1, pkeyIndex: 0, qkey: QKEY });
   await qp.modify({ qpState: QpState.RTR });

@@ -9,9 +9,11 @@ const context = openDevice(process.argv[2]);
 const pd = context.allocPd();
 const mr = await pd.alloc(4096);
 
-// Two queue pairs of one device, connected with each other. Receives have a completion queue of their own.
+// Two queue pairs of one device, connected with each other. Receives have a completion queue of their own. Each queue has
+// room for all that both queue pairs can have in flight.
 const [sendCq, recvCq] = [context.createCq(16), context.createCq(16)];
-const [sender, receiver] = [pd.createQp({ sendCq, recvCq }), pd.createQp({ sendCq, recvCq })];
+const cap = { maxSendWr: 8, maxRecvWr: 8 };
+const [sender, receiver] = [pd.createQp({ sendCq, recvCq, cap }), pd.createQp({ sendCq, recvCq, cap })];
 const [senderInfo, receiverInfo] = [connectionInfo(sender), connectionInfo(receiver)];
 await connectQueuePair(sender, senderInfo, receiverInfo);
 await connectQueuePair(receiver, receiverInfo, senderInfo);

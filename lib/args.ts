@@ -138,3 +138,10 @@ export function abortSignal(value: unknown, name: string): AbortSignal | undefin
   if (value === undefined || value instanceof AbortSignal) return value;
   throw typeError(name, 'an AbortSignal', value);
 }
+
+/** A number from an environment variable that operators set; undefined when it is not set. */
+export function environmentNumber(name: string, max: number): number | undefined {
+  const value = process.env[name];
+  if (value === undefined || value === '') return undefined;
+  return integer(Number(value), name, 0, max);
+}

@@ -69,6 +69,33 @@ export class BusyError extends RdmaError {
   }
 }
 
+/**
+ * A completion queue would have more completions outstanding than it has entries, and one that overflows is lost for good.
+ * The verb was not called.
+ */
+export class CqOverrunError extends RdmaError {
+  /** Entries that the completion queue has, or would have. */
+  readonly cqe: number;
+  /** Completions that the queue pairs which it has can make at once. */
+  readonly claimed: number;
+  /** What the new queue pair would add to them; 0 when it is the completion queue that changes. */
+  readonly asked: number;
+
+  /** @param syscall - the verb that was not called */
+  constructor(syscall: string, errno: number, figures: { cqe: number; claimed: number; asked: number }, sum: string) {
+    super(
+      syscall,
+      errno,
+      `the completion queue would have ${figures.cqe} entries for ${sum} completions; make it longer, or create it with ` +
+        '{ allowOverrun: true }',
+    );
+    this.name = 'CqOverrunError';
+    this.cqe = figures.cqe;
+    this.claimed = figures.claimed;
+    this.asked = figures.asked;
+  }
+}
+
 /** A list of work requests was taken only in part. The requests before `index` are posted, the others are not. */
 export class PostError extends RdmaError {
   /** Position in the list of the first request that was refused. */

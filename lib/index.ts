@@ -23,6 +23,7 @@ export {
 } from './endpoint/tcp.ts';
 export {
   BusyError,
+  CqOverrunError,
   PostError,
   RdmaClosedError,
   RdmaDeviceLostError,
@@ -46,11 +47,17 @@ export {
 export { AnyQueuePair, type Ece, type QpRateLimitAttr } from './verbs/any-queue-pair.ts';
 export type { AsyncEvent } from './verbs/async-event.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';
-export { CompletionQueue } from './verbs/completion-queue.ts';
-export { Context, type CreateCqOptions } from './verbs/context.ts';
+export { CompletionQueue, type CqOptions } from './verbs/completion-queue.ts';
+export {
+  CompletionQueueEx,
+  type CqExOptions,
+  type TmInfo,
+  type WorkCompletionEx,
+} from './verbs/completion-queue-ex.ts';
+export { Context } from './verbs/context.ts';
 export { Counters } from './verbs/counters.ts';
 export { type Device, getDeviceList, openDevice } from './verbs/device.ts';
-export type { DeviceAttr, PortAttr } from './verbs/device-attributes.ts';
+export type { DeviceAttr, DeviceAttrEx, PortAttr, RtValues } from './verbs/device-attributes.ts';
 export { Flow } from './verbs/flow.ts';
 export type {
   FlowAttr,

@@ -29,6 +29,7 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   Export(exports, "census", Census);
   ExportDevice(exports);
   ExportContext(exports);
+  ExportDeviceAttributes(exports);
   ExportProtectionDomain(exports);
   ExportMemoryRegion(exports);
   ExportCompletionChannel(exports);
@@ -45,6 +46,7 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   ExportMlx5QueuePair(exports);
   ExportXrcDomain(exports);
   ExportDatapath(exports);
+  ExportWcRingEx(exports);
   ExportConstants(exports);
   return exports;
 }

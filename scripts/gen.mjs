@@ -43,6 +43,7 @@ function compileTables() {
     #include <infiniband/mlx5dv.h>
     #include <infiniband/verbs.h>
     #include <rdma/rdma_cma.h>
+    #include "datapath/wc_extra.h"
     ${sinceAsserts()}
     #define RDMA_ENUM(object, prefix, c, doc) std::printf("[\\"enum\\",\\"%s\\",\\"%s\\",\\"%s\\",\\"%s\\"]\\n", #object, prefix, c, doc);
     #define RDMA_FLAGS(object, prefix, c, doc) std::printf("[\\"flags\\",\\"%s\\",\\"%s\\",\\"%s\\",\\"%s\\"]\\n", #object, prefix, c, doc);

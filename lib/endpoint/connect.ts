@@ -1,9 +1,8 @@
 import { randomInt } from 'node:crypto';
 import { constants } from 'node:os';
-import { integer, readOptions, typeError, valueError } from '../args.ts';
+import { environmentNumber, integer, readOptions, typeError, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { AccessFlags, LinkLayer, Mtu, PortState, QpState } from '../native/constants.gen.ts';
-import { environmentNumber } from '../verbs/context.ts';
 import { formatGid, parseGid } from '../verbs/gid.ts';
 import type { QpAttr } from '../verbs/qp-attributes.ts';
 import { QueuePair } from '../verbs/queue-pair.ts';

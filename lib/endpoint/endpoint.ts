@@ -309,6 +309,8 @@ export class Endpoint {
     this.#waiting = true;
     try {
       while (this.#isPending) {
+        // One at a time, so that what it makes happen is not kept waiting.
+        if (cq.spinUs > 0 && (await cq.spin(() => this.#drain(), undefined))) continue;
         // Poll, arm, poll again, wait: what arrives between the first two makes no event.
         cq.reqNotify();
         this.#drain();
@@ -322,11 +324,15 @@ export class Endpoint {
     }
   }
 
-  #drain(): void {
+  // Whether there was anything.
+  #drain(): boolean {
     const cq = this.qp.sendCq;
-    for (let count = cq.poll(); count > 0; count = cq.poll()) {
+    let count = cq.poll();
+    if (count === 0) return false;
+    for (; count > 0; count = cq.poll()) {
       for (let i = 0; i < count; i++) this.#settle(cq.at(i));
     }
+    return true;
   }
 
   #settle(wc: WorkCompletion): void {

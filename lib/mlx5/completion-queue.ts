@@ -1,8 +1,8 @@
 import { instance, integer, readOptions, uint32 } from '../args.ts';
 import { mlx5 } from '../native/binding.ts';
 import type { NativeMlx5CqInitAttr } from '../native/native.ts';
-import type { CompletionQueue } from '../verbs/completion-queue.ts';
-import { Context, type CreateCqOptions } from '../verbs/context.ts';
+import type { CompletionQueue, CqOptions } from '../verbs/completion-queue.ts';
+import { Context } from '../verbs/context.ts';
 
 /** What libmlx5 has beyond verbs: `struct mlx5dv_cq_init_attr`. The mask of the C function follows from the keys. */
 export interface Mlx5dvCqInitAttr {
@@ -28,7 +28,7 @@ export interface Mlx5dvCqInitAttr {
 export function createCq(
   context: Context,
   cqe: number,
-  options: CreateCqOptions = {},
+  options: CqOptions = {},
   mlx5Attr: Mlx5dvCqInitAttr = {},
 ): CompletionQueue {
   instance(context, 'context', Context).requireOpen();

@@ -51,13 +51,15 @@ export class DctQueuePair extends AnyQueuePair {
     if (qpType !== undefined && qpType !== QpType.DRIVER) throw valueError('attr.qpType of a target is QpType.DRIVER');
     const cap = { maxSendWr: 0, maxRecvWr: 0, maxSendSge: 0, maxRecvSge: 0, maxInlineData: 0 };
     const init = { qpType: QpType.DRIVER, sqSigAll: false, cap: { ...cap } };
+    const claim = { sends: 0, recvs: 0, srq };
+    cq.requireRoom(claim, 'mlx5dv_create_qp');
     // Nothing is sent, but the kernel asks for both.
     const created = mlx5().mlx5CreateQp(pd.handle, cq.handle, cq.handle, srq.handle, init, native);
     super([pd, cq, srq], pd.context, created, QpType.DRIVER, cap, QpState.RESET);
     this.pd = pd;
     this.recvCq = cq;
     this.srq = srq;
-    cq.attach(this);
+    cq.attach(this, claim);
   }
 
   /**

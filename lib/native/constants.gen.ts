@@ -121,6 +121,46 @@ export const WcFlags = constants('WcFlags', {
 /** A set of {@link WcFlags}, joined with |. */
 export type WcFlags = number;
 
+/** What an extended completion queue tells of a completion. (`ibv_create_cq_wc_flags`) */
+export const CreateCqWcFlags = constants('CreateCqWcFlags', {
+  /** `IBV_WC_EX_WITH_BYTE_LEN`: byteLen. */
+  WITH_BYTE_LEN: 1,
+  /** `IBV_WC_EX_WITH_IMM`: immData and invalidatedRkey. */
+  WITH_IMM: 2,
+  /** `IBV_WC_EX_WITH_QP_NUM`: qpNum. */
+  WITH_QP_NUM: 4,
+  /** `IBV_WC_EX_WITH_SRC_QP`: srcQp. */
+  WITH_SRC_QP: 8,
+  /** `IBV_WC_EX_WITH_SLID`: slid. */
+  WITH_SLID: 16,
+  /** `IBV_WC_EX_WITH_SL`: sl. */
+  WITH_SL: 32,
+  /** `IBV_WC_EX_WITH_DLID_PATH_BITS`: dlidPathBits. */
+  WITH_DLID_PATH_BITS: 64,
+  /** `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`: completionTs: the device's clock. */
+  WITH_COMPLETION_TIMESTAMP: 128,
+  /** `IBV_WC_EX_WITH_CVLAN`: cvlan. */
+  WITH_CVLAN: 256,
+  /** `IBV_WC_EX_WITH_FLOW_TAG`: flowTag. */
+  WITH_FLOW_TAG: 512,
+  /** `IBV_WC_EX_WITH_TM_INFO`: tmInfo. */
+  WITH_TM_INFO: 1024,
+  /** `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK`: completionWallclockNs. */
+  WITH_COMPLETION_TIMESTAMP_WALLCLOCK: 2048,
+} as const);
+/** A set of {@link CreateCqWcFlags}, joined with |. */
+export type CreateCqWcFlags = number;
+
+/** How an extended completion queue is used. (`ibv_create_cq_attr_flags`) */
+export const CreateCqAttrFlags = constants('CreateCqAttrFlags', {
+  /** `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: By one thread only: polling takes no lock. */
+  SINGLE_THREADED: 1,
+  /** `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: The device does not look whether there is room: an overrun overwrites, without an event. */
+  IGNORE_OVERRUN: 2,
+} as const);
+/** A set of {@link CreateCqAttrFlags}, joined with |. */
+export type CreateCqAttrFlags = number;
+
 /** What a work request shall do: the opcodes ibv_post_send takes. (`ibv_wr_opcode`) */
 export const WrOpcode = constants('WrOpcode', {
   /** `IBV_WR_RDMA_WRITE`: Write into remote memory; the peer sees no completion. */

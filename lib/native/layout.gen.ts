@@ -270,4 +270,20 @@ export const Layout = {
     /** `counters` */
     counters: 8,
   },
+  /** `struct rdma::WcExtra` */
+  wcExtra: {
+    size: 40,
+    /** `completion_ts` */
+    completionTs: 0,
+    /** `completion_wallclock_ns` */
+    completionWallclockNs: 8,
+    /** `tm_tag` */
+    tmTag: 16,
+    /** `tm_priv` */
+    tmPriv: 24,
+    /** `flow_tag` */
+    flowTag: 28,
+    /** `cvlan` */
+    cvlan: 32,
+  },
 } as const;

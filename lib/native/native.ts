@@ -32,6 +32,11 @@ export interface NativeDevice {
   ibdevPath: string;
 }
 
+export interface NativeCq {
+  handle: CqHandle;
+  cqe: number;
+}
+
 export interface NativeMr {
   handle: MrHandle;
   addr: bigint;
@@ -127,6 +132,8 @@ export interface Binding {
   portStateStr(state: number): string | null;
 
   queryDevice(context: ContextHandle): Record<string, unknown>;
+  queryDeviceEx(context: ContextHandle): Record<string, unknown>;
+  queryRtValues(context: ContextHandle): { rawClock?: bigint };
   queryPort(context: ContextHandle, portNum: number): Record<string, number>;
   queryGid(context: ContextHandle, portNum: number, gidIndex: number): Uint8Array;
   queryGidEx(context: ContextHandle, portNum: number, gidIndex: number): NativeGidEntry;
@@ -161,7 +168,19 @@ export interface Binding {
     channel: ChannelHandle | null,
     compVector: number,
     id: number,
-  ): { handle: CqHandle; cqe: number };
+  ): NativeCq;
+  createCqEx(
+    context: ContextHandle,
+    cqe: number,
+    channel: ChannelHandle | null,
+    compVector: number,
+    id: number,
+    wcFlags: number,
+    flags: number,
+  ): NativeCq;
+  resizeCq(cq: CqHandle, cqe: number): Promise<number>;
+  resizeCqSync(cq: CqHandle, cqe: number): number;
+  modifyCq(cq: CqHandle, cqCount: number, cqPeriod: number): void;
   destroyCq(cq: CqHandle): void;
   reqNotifyCq(cq: CqHandle, solicitedOnly: boolean): void;
 
@@ -281,4 +300,5 @@ export interface Binding {
   createWqRecvList(wq: WqHandle, capacity: number, maxSge: number, queueId: number): SharedList;
   createRecvList(qp: QpHandle, capacity: number, maxSge: number, queueId: number): SharedList;
   createWcRing(cq: CqHandle, capacity: number): SharedList;
+  createWcRingEx(cq: CqHandle, capacity: number): SharedList;
 }

@@ -8,7 +8,7 @@ import {
 } from '../endpoint/connect.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
 import type { CompletionQueue } from '../verbs/completion-queue.ts';
-import { openDevice } from '../verbs/context.ts';
+import { openDevice } from '../verbs/device.ts';
 import type { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 import { RemoteRegion, type RemoteRegionToken } from '../verbs/remote-region.ts';

@@ -38,7 +38,7 @@ export abstract class AnyQueuePair extends Resource {
   readonly qpNum: number;
   /** Transport service. */
   readonly qpType: QpType;
-  /** The capacities that were granted. */
+  /** The capacities: requests as asked for, all else as granted. `query()` has what the provider granted of all. */
   readonly cap: Readonly<QpCap>;
   /** The device it belongs to. */
   readonly context: Context;

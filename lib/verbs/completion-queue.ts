@@ -1,114 +1,45 @@
 import { constants } from 'node:os';
 import { setImmediate } from 'node:timers/promises';
-import { inspect } from 'node:util';
 import { abortSignal, boolean, integer, rangeError, readOptions, stateError } from '../args.ts';
 import { RdmaClosedError, RdmaDeviceLostError, RdmaError } from '../errors.ts';
-import { brief, type Inspecting } from '../inspect.ts';
+import { brief } from '../inspect.ts';
 import { binding, doorbell } from '../native/binding.ts';
 import { Layout } from '../native/layout.gen.ts';
-import {
-  BELL_COUNT,
-  BELL_LIST,
-  BELL_RESULT,
-  type ContextHandle,
-  type CqHandle,
-  type NativeMlx5CqInitAttr,
-} from '../native/native.ts';
+import { BELL_COUNT, BELL_LIST, BELL_RESULT, type CqHandle, type NativeCq } from '../native/native.ts';
 import type { CompletionChannel } from './completion-channel.ts';
+import { type Claim, CompletionClaims } from './completion-claims.ts';
 import type { Context } from './context.ts';
 import { withinLimits } from './limits.ts';
 import { Resource } from './resource.ts';
-import { Completion, shownCompletion, type WorkCompletion } from './work-completion.ts';
+import { Cursor } from './wc-cursor.ts';
+import type { WorkCompletion } from './work-completion.ts';
 
-const WORDS = Layout.wc.size / 4;
-const STATUS = Layout.wc.status / 4;
-const OPCODE = Layout.wc.opcode / 4;
-const VENDOR_ERR = Layout.wc.vendorErr / 4;
-const BYTE_LEN = Layout.wc.byteLen / 4;
-const IMM_DATA = Layout.wc.immData / 4;
-const QP_NUM = Layout.wc.qpNum / 4;
-const SRC_QP = Layout.wc.srcQp / 4;
-const WC_FLAGS = Layout.wc.wcFlags / 4;
-
-// More at once gains nothing, and the ring stays in the cache.
+// Completions that one poll takes: more at once gains nothing, and the ring stays in the cache.
 const RING_CAPACITY = 256;
 
-// Waits that may be over at once before the event loop gets its turn.
+// Waits that may be over at once before the event loop gets its turn; and microseconds of spinning.
 const TURN = 512;
+
+// Who wants to spin for longer calls poll().
+const MAX_SPIN_US = 1_000_000;
 
 // What is waited for: a queue that only a pending wait refers to must not be collected, or the wait would never end.
 const waits = new Set<object>();
 
-/** Swaps the bytes of a 32-bit word: immediate data travels in network order. @internal */
-export function swap32(word: number): number {
-  return ((word << 24) | ((word & 0xff00) << 8) | ((word >>> 8) & 0xff00) | (word >>> 24)) >>> 0;
-}
-
-// Reads one entry of the ring. One object for all entries: at(i) moves it.
-class Cursor implements WorkCompletion {
-  readonly #words: Int32Array;
-  readonly #bytes: DataView;
-  readonly #wrIds: Float64Array;
-  #base = 0;
-
-  constructor(memory: ArrayBuffer, wrIds: Float64Array) {
-    this.#words = new Int32Array(memory);
-    this.#bytes = new DataView(memory);
-    this.#wrIds = wrIds;
-  }
-
-  at(index: number): this {
-    this.#base = index * WORDS;
-    return this;
-  }
-  get wrId(): number {
-    return this.#wrIds[this.#base / WORDS] as number;
-  }
-  get status(): number {
-    return this.#words[this.#base + STATUS] as number;
-  }
-  get opcode(): number {
-    return this.#words[this.#base + OPCODE] as number;
-  }
-  get vendorErr(): number {
-    return (this.#words[this.#base + VENDOR_ERR] as number) >>> 0;
-  }
-  get byteLen(): number {
-    return (this.#words[this.#base + BYTE_LEN] as number) >>> 0;
-  }
-  get immData(): number {
-    return swap32(this.#words[this.#base + IMM_DATA] as number);
-  }
-  get invalidatedRkey(): number {
-    return (this.#words[this.#base + IMM_DATA] as number) >>> 0;
-  }
-  get qpNum(): number {
-    return (this.#words[this.#base + QP_NUM] as number) >>> 0;
-  }
-  get srcQp(): number {
-    return (this.#words[this.#base + SRC_QP] as number) >>> 0;
-  }
-  get wcFlags(): number {
-    return (this.#words[this.#base + WC_FLAGS] as number) >>> 0;
-  }
-  get pkeyIndex(): number {
-    return this.#bytes.getUint16(this.#base * 4 + Layout.wc.pkeyIndex, true);
-  }
-  get slid(): number {
-    return this.#bytes.getUint16(this.#base * 4 + Layout.wc.slid, true);
-  }
-  get sl(): number {
-    return this.#bytes.getUint8(this.#base * 4 + Layout.wc.sl);
-  }
-  get dlidPathBits(): number {
-    return this.#bytes.getUint8(this.#base * 4 + Layout.wc.dlidPathBits);
-  }
-  toJSON(): WorkCompletion {
-    return new Completion(this);
-  }
-  [inspect.custom](...how: Inspecting): object | string {
-    return shownCompletion(this, ...how);
-  }
+/** How a completion queue is made. */
+export interface CqOptions {
+  /**
+   * Where its events go. Default: one channel that all queues of the context share. null: none, for a queue that is only
+   * polled.
+   */
+  channel?: CompletionChannel | null;
+  /** The completion vector that serves its events, from 0 to `context.numCompVectors` less one. Default 0. */
+  compVector?: number;
+  /**
+   * Takes queue pairs whose requests do not all have room, for who sees to it otherwise that they do not complete all at
+   * once. Default false.
+   */
+  allowOverrun?: boolean;
 }
 
 /**
@@ -117,56 +48,63 @@ class Cursor implements WorkCompletion {
  *
  * @see ibv_create_cq(3), ibv_poll_cq(3), ibv_req_notify_cq(3)
  */
-export class CompletionQueue extends Resource {
-  /** Entries that the queue was granted: at least what was asked for. */
-  readonly cqe: number;
+export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends Resource {
   /** Where its events go, or null: then it can only be polled. */
   readonly channel: CompletionChannel | null;
   /** The device it belongs to. */
   readonly context: Context;
   /** @internal */
   readonly handle: CqHandle;
-  // Keeps the queue pairs whose completions come here: one that is dropped in flight must not take them along.
-  readonly #attached = new Set<Resource>();
+  /** Whether more completions may be outstanding than there are entries. */
+  readonly allowOverrun: boolean;
+  readonly #claims = new CompletionClaims();
   readonly #id: number;
   readonly #list: number;
   readonly #bell = doorbell();
   readonly #ring = binding().ring;
-  readonly #capacity: number;
   readonly #cursor: Cursor;
-  // Waits that were over at once, since the event loop last had its turn.
+  #cqe: number;
+  // What it is being resized to, on a thread of the pool.
+  #resizing: number | undefined;
+  // Waits that were over at once, and microseconds of spinning, since the event loop last had its turn.
   #immediate = 0;
+  #spinUs = 0;
   // How many the last poll found.
   #found = 0;
   readonly #waiters = new Set<{ resolve: () => void; reject: (error: Error) => void }>();
 
-  /** @internal */
+  /**
+   * @param create - calls the create verb, for a queue that events call by that number
+   * @param createRing - makes what `poll()` fills
+   * @internal
+   */
   constructor(
     context: Context,
-    contextHandle: ContextHandle,
     cqe: number,
     channel: CompletionChannel | null,
-    compVector: number,
-    mlx5?: NativeMlx5CqInitAttr,
+    allowOverrun: boolean,
+    create: (id: number) => NativeCq,
+    createRing: (handle: CqHandle, capacity: number) => Ring = ordinaryRing,
   ) {
     const id = nextId();
-    const args = [contextHandle, cqe, channel ? channel.handle : null, compVector, id] as const;
-    const native = withinLimits(context, [['cqe', cqe, 'maxCqe']], 'maxCq', () =>
-      mlx5 === undefined ? binding().createCq(...args) : binding().mlx5CreateCq(...args, mlx5),
-    );
+    const native = withinLimits(context, [['cqe', cqe, 'maxCqe']], 'maxCq', () => create(id));
     super(channel ? [context, channel] : [context]);
     this.context = context;
     this.channel = channel;
+    this.allowOverrun = allowOverrun;
     this.#id = id;
     this.handle = native.handle;
-    this.cqe = native.cqe;
-    this.#capacity = Math.min(native.cqe, RING_CAPACITY);
-    const ring = binding().createWcRing(this.handle, this.#capacity);
+    this.#cqe = native.cqe;
+    const ring = createRing(this.handle, RING_CAPACITY);
     this.#list = ring.list;
-    const wrIds = new Float64Array(ring.memory, this.#capacity * Layout.wc.size, this.#capacity);
-    this.#cursor = new Cursor(ring.memory, wrIds);
+    this.#cursor = ring.cursor;
     channel?.attach(id, this);
     context.events.enter('cq', id, this);
+  }
+
+  /** Entries that the queue was granted: at least what was asked for. */
+  get cqe(): number {
+    return this.#cqe;
   }
 
   /**
@@ -176,13 +114,12 @@ export class CompletionQueue extends Resource {
    * @returns their number, 0 when there are none
    * @throws RdmaError EIO when `ibv_poll_cq` fails; RdmaDeviceLostError when there are none and the device is lost
    */
-  poll(max = this.#capacity): number {
+  poll(max = RING_CAPACITY): number {
     if (this.closed) this.requireOpen();
     const bell = this.#bell;
     bell[BELL_LIST] = this.#list;
-    const capacity = this.#capacity;
-    const isUsual = typeof max === 'number' && max >>> 0 === max && (max - 1) >>> 0 < capacity;
-    bell[BELL_COUNT] = isUsual ? max : Math.min(integer(max, 'max', 1, 2 ** 31), capacity);
+    const isUsual = typeof max === 'number' && max >>> 0 === max && (max - 1) >>> 0 < RING_CAPACITY;
+    bell[BELL_COUNT] = isUsual ? max : Math.min(integer(max, 'max', 1, 2 ** 31), RING_CAPACITY);
     this.#ring();
     const count = bell[BELL_RESULT] as number;
     if (count < 0) throw new RdmaError('ibv_poll_cq', constants.errno.EIO, `it returned ${count}`);
@@ -198,18 +135,18 @@ export class CompletionQueue extends Resource {
    * @param index - from 0 to what `poll()` returned, less one
    * @throws RangeError `ERR_OUT_OF_RANGE` for one that it did not find
    */
-  at(index: number): WorkCompletion {
+  at(index: number): Wc {
     if (typeof index !== 'number' || index >>> 0 !== index || index >= this.#found) {
       integer(index, 'index', 0, Math.max(this.#found - 1, 0));
       throw rangeError('index: the last poll found nothing');
     }
-    return this.#cursor.at(index);
+    return this.#cursor.at(index) as WorkCompletion as Wc;
   }
 
   /** As `poll()`, but as objects of their own, for who keeps them. */
-  pollWc(max?: number): WorkCompletion[] {
+  pollWc(max?: number): Wc[] {
     const count = this.poll(max);
-    return Array.from({ length: count }, (_, i) => this.#cursor.at(i).toJSON());
+    return Array.from({ length: count }, (_, i) => this.#cursor.at(i).toObject() as Wc);
   }
 
   /**
@@ -222,6 +159,19 @@ export class CompletionQueue extends Resource {
     this.requireOpen();
     this.#requireChannel();
     binding().reqNotifyCq(this.handle, boolean(solicitedOnly, 'solicitedOnly'));
+  }
+
+  /**
+   * Microseconds that a wait polls before it arms the queue and sleeps: `wait()`, the iteration, and the operations of an
+   * endpoint. An event costs some microseconds more than a poll finds, so that who expects an answer soon is quicker by
+   * spinning. The event loop has its turn at least every 512 microseconds meanwhile. Default 0; at most 1,000,000.
+   */
+  get spinUs(): number {
+    return this.#spinUs;
+  }
+  /** How many; from the next wait on. */
+  set spinUs(value: number) {
+    this.#spinUs = integer(value, 'spinUs', 0, MAX_SPIN_US);
   }
 
   /**
@@ -241,6 +191,12 @@ export class CompletionQueue extends Resource {
     for (;;) {
       signal?.throwIfAborted();
       let found = this.poll();
+      if (found === 0 && this.#spinUs > 0) {
+        await this.spin(() => {
+          found = this.poll();
+          return found > 0;
+        }, signal);
+      }
       if (found === 0) {
         // What arrives between the poll and the arming makes no event.
         this.reqNotify(solicitedOnly);
@@ -258,10 +214,15 @@ export class CompletionQueue extends Resource {
    * The completions one by one, waiting for each, until the queue is closed. Nothing is taken in advance, so leaving the
    * loop loses nothing.
    */
-  async *[Symbol.asyncIterator](): AsyncGenerator<WorkCompletion, void, void> {
+  async *[Symbol.asyncIterator](): AsyncGenerator<Wc, void, void> {
     this.requireOpen();
     while (!this.closed) {
-      if (this.poll(1) === 0) {
+      let isFound = this.poll(1) > 0;
+      if (!isFound && this.#spinUs > 0) {
+        isFound = await this.spin(() => this.closed || this.poll(1) > 0, undefined);
+        if (this.closed) return;
+      }
+      if (!isFound) {
         this.reqNotify();
         if (this.poll(1) === 0) {
           try {
@@ -272,7 +233,7 @@ export class CompletionQueue extends Resource {
           continue;
         }
       }
-      const wc = this.#cursor.at(0).toJSON();
+      const wc = this.#cursor.at(0).toObject() as Wc;
       if (this.#isTurnOver()) await setImmediate();
       yield wc;
     }
@@ -280,8 +241,29 @@ export class CompletionQueue extends Resource {
 
   // Promises alone never let the event loop have its turn, so who always finds completions must do so now and then.
   #isTurnOver(): boolean {
-    this.#immediate = (this.#immediate + 1) % TURN;
-    return this.#immediate === 0;
+    if (++this.#immediate < TURN) return false;
+    this.#immediate = 0;
+    return true;
+  }
+
+  /** Looks again and again for `spinUs`; returns whether that found something. @internal */
+  async spin(look: () => boolean, signal: AbortSignal | undefined): Promise<boolean> {
+    let start = performance.now();
+    const end = start + this.#spinUs / 1000;
+    for (;;) {
+      const turn = Math.min(start + (TURN - this.#immediate) / 1000, end);
+      for (let now = start; now < turn; now = performance.now()) {
+        if (look()) {
+          this.#immediate += 1 + Math.floor((now - start) * 1000);
+          return true;
+        }
+      }
+      if (turn === end) return false;
+      this.#immediate = 0;
+      await setImmediate();
+      signal?.throwIfAborted();
+      start = performance.now();
+    }
   }
 
   /** An event arrived for this queue. @internal */
@@ -315,14 +297,97 @@ export class CompletionQueue extends Resource {
     return this.channel;
   }
 
-  /** @internal */
-  attach(queuePair: Resource): void {
-    this.#attached.add(queuePair);
+  /**
+   * Completions that the queue pairs which complete here can make before somebody polls: the sum of their `maxSendWr` and
+   * `maxRecvWr`, and of the `maxWr` of each shared receive queue that they take from. Never more than `cqe`, but where
+   * `allowOverrun` is set.
+   */
+  get claimed(): number {
+    return this.#claims.total;
+  }
+
+  /** Whether no other thread may touch it, not even one of the pool. @internal */
+  get isSingleThreaded(): boolean {
+    return false;
+  }
+
+  /** Refuses what could overrun the queue. @internal */
+  requireRoom(claim: Claim, syscall: string): void {
+    if (!this.allowOverrun) this.#claims.require(Math.min(this.#cqe, this.#resizing ?? this.#cqe), claim, syscall);
+  }
+
+  /** From now on its requests complete here. @internal */
+  attach(owner: Resource, claim: Claim): void {
+    this.#claims.add(owner, claim);
   }
 
   /** @internal */
-  detach(queuePair: Resource): void {
-    this.#attached.delete(queuePair);
+  detach(owner: Resource): void {
+    this.#claims.remove(owner);
+  }
+
+  /**
+   * Gives the queue another length. The completions that wait in it stay. Pins its memory on a thread of the pool; a poll
+   * meanwhile may wait for that.
+   *
+   * @param cqe - entries wanted, at least 1; `cq.cqe` says what was granted
+   * @throws CqOverrunError when its queue pairs claim more
+   * @throws RdmaError EINVAL when more completions wait, or the device has no queues that long; EOPNOTSUPP where it cannot.
+   *   The queue is what it was then
+   * @see ibv_resize_cq(3)
+   */
+  async resize(cqe: number): Promise<void> {
+    this.#requireResizable(cqe);
+    this.#resizing = cqe;
+    try {
+      this.#cqe = await this.track(binding().resizeCq(this.handle, cqe));
+    } catch (error) {
+      throw this.#explainResize(error, cqe);
+    } finally {
+      this.#resizing = undefined;
+    }
+  }
+
+  /** As `resize()`, but on this thread: it blocks for as long as the memory takes to be pinned. */
+  resizeSync(cqe: number): void {
+    this.#requireResizable(cqe);
+    try {
+      this.#cqe = binding().resizeCqSync(this.handle, cqe);
+    } catch (error) {
+      throw this.#explainResize(error, cqe);
+    }
+  }
+
+  #requireResizable(cqe: number): void {
+    this.requireOpen();
+    integer(cqe, 'cqe', 1, 0x7fff_fffe);
+    if (this.#resizing !== undefined) throw stateError(`The queue is being resized to ${this.#resizing} entries`);
+    if (!this.allowOverrun) this.#claims.require(cqe, { sends: 0, recvs: 0, srq: null }, 'ibv_resize_cq');
+  }
+
+  #explainResize(error: unknown, cqe: number): unknown {
+    if (!(error instanceof RdmaError && error.code === 'EINVAL')) return error;
+    const { maxCqe } = this.context.queryDevice();
+    return error.explained(
+      cqe > maxCqe
+        ? `cqe is ${cqe}, maxCqe of the device ${maxCqe}`
+        : 'more completions wait in the queue than it would have entries: poll them first',
+    );
+  }
+
+  /**
+   * Moderates the events of the queue: one comes when so many completions have, or so long after the first of them.
+   *
+   * @param attr - `cqCount`: completions, 0 to 65,535. `cqPeriod`: microseconds, 0 to 65,535; the device may take less
+   *   (`cqModCaps` of `context.queryDeviceEx()`). Both 0: an event for each, which is how a queue begins
+   * @throws RdmaError EOPNOTSUPP where the device cannot; EINVAL for more than it can
+   * @see ibv_modify_cq(3)
+   */
+  modify(attr: { cqCount: number; cqPeriod: number }): void {
+    this.requireOpen();
+    const { cqCount, cqPeriod } = readOptions(attr, 'attr', ['cqCount', 'cqPeriod']);
+    const count = integer(cqCount, 'attr.cqCount', 0, 0xffff);
+    binding().modifyCq(this.handle, count, integer(cqPeriod, 'attr.cqPeriod', 0, 0xffff));
   }
 
   /** @internal */
@@ -333,7 +398,7 @@ export class CompletionQueue extends Resource {
   /** @internal */
   protected override fields(): object {
     const { cqe, channel, context } = this;
-    return { cqe, context: brief(context), channel: channel && brief(channel), queuePairs: this.#attached.size };
+    return { cqe, context: brief(context), channel: channel && brief(channel), queuePairs: this.#claims.owners };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_cq';
@@ -348,6 +413,17 @@ export class CompletionQueue extends Resource {
     this.context.events.leave('cq', this.#id);
     for (const waiter of this.#waiters) waiter.reject(new RdmaClosedError(this.describe()));
   }
+}
+
+/** What `poll()` fills: what the doorbell calls it, and who reads it. @internal */
+export interface Ring {
+  readonly list: number;
+  readonly cursor: Cursor;
+}
+
+function ordinaryRing(handle: CqHandle, capacity: number): Ring {
+  const { memory, list } = binding().createWcRing(handle, capacity);
+  return { list, cursor: new Cursor(memory, new Float64Array(memory, capacity * Layout.wc.size, capacity)) };
 }
 
 let lastId = 0;

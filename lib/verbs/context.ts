@@ -1,30 +1,41 @@
-import { readdirSync, readFileSync } from 'node:fs';
 import { constants } from 'node:os';
-import { abortSignal, instance, integer, oneOf, readOptions, string, valueError } from '../args.ts';
+import {
+  abortSignal,
+  boolean,
+  environmentNumber,
+  instance,
+  integer,
+  oneOf,
+  readOptions,
+  string,
+  uint32,
+  valueError,
+} from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding, verbs } from '../native/binding.ts';
-import { GidType, QpType } from '../native/constants.gen.ts';
+import { QpType } from '../native/constants.gen.ts';
 import type { ContextHandle, NativeGidEntry, NativeMlx5CqInitAttr } from '../native/native.ts';
 import { type AsyncEvent, AsyncEvents } from './async-event.ts';
 import { CompletionChannel } from './completion-channel.ts';
-import { CompletionQueue } from './completion-queue.ts';
+import { CompletionQueue, type CqOptions } from './completion-queue.ts';
+import { CompletionQueueEx, type CqExOptions, STANDARD_WC_FLAGS } from './completion-queue-ex.ts';
 import { Counters } from './counters.ts';
-import { type DeviceAttr, type PortAttr, printedDeviceAttr, printedPortAttr } from './device-attributes.ts';
+import {
+  type DeviceAttr,
+  type DeviceAttrEx,
+  type PortAttr,
+  printedDeviceAttr,
+  printedPortAttr,
+  type RtValues,
+} from './device-attributes.ts';
 import { chooseGid, formatGid, type GidEntry, printedGidEntry } from './gid.ts';
 import { explainPort } from './limits.ts';
 import { ProtectionDomain } from './protection-domain.ts';
 import { ReceiveWorkQueue, RwqIndTable, type WqInitAttr } from './receive-work-queue.ts';
 import { Resource } from './resource.ts';
+import { sysfsGidTable } from './sysfs-gid-table.ts';
 import { XrcDomain, type XrcdInitAttr } from './xrc-domain.ts';
 import { XrcRecvQueuePair } from './xrc-recv-queue-pair.ts';
-
-/** What a completion queue is made with. */
-export interface CreateCqOptions {
-  /** Where its events go; default one that all queues of the context share; null for none. */
-  channel?: CompletionChannel | null;
-  /** The completion vector. Default 0. */
-  compVector?: number;
-}
 
 /**
  * An open device: `struct ibv_context`. Made by `openDevice()`. Belongs to the thread that opened it; a worker opens its
@@ -56,6 +67,27 @@ export class Context extends Resource {
   queryDevice(): DeviceAttr {
     this.requireOpen();
     return printedDeviceAttr(binding().queryDevice(this.handle) as unknown as DeviceAttr);
+  }
+
+  /**
+   * Attributes of the device that came later; those that it, its driver or its library does not tell are 0.
+   *
+   * @see ibv_query_device_ex(3)
+   */
+  queryDeviceEx(): DeviceAttrEx {
+    this.requireOpen();
+    return binding().queryDeviceEx(this.handle) as unknown as DeviceAttrEx;
+  }
+
+  /**
+   * Real-time values of the device: its clock, now.
+   *
+   * @throws RdmaError EOPNOTSUPP when it has no clock to read
+   * @see ibv_query_rt_values_ex(3)
+   */
+  queryRtValues(): RtValues {
+    this.requireOpen();
+    return binding().queryRtValues(this.handle);
   }
 
   /**
@@ -98,7 +130,10 @@ export class Context extends Resource {
       entries = binding().queryGidTable(this.handle, places);
     } catch (error) {
       if (!(error instanceof RdmaError && error.code === 'EOPNOTSUPP')) throw error;
-      entries = ports.flatMap((port) => this.#sysfsGidTable(port));
+      const device = verbs()
+        .getDeviceList()
+        .find(({ name }) => name === this.name);
+      entries = ports.flatMap((port) => sysfsGidTable(`${device?.ibdevPath}`, this.handle, port));
     }
     return entries.map(gidEntry);
   }
@@ -298,28 +333,56 @@ export class Context extends Resource {
    * Creates a completion queue.
    *
    * @param cqe - entries wanted, at least 1; `cq.cqe` says what was granted. It must have room for all completions that
-   *   can be outstanding: one that overflows is lost for good
-   * @param options - `channel`: where its events go; default one that all queues of this context share; null for none,
-   *   for a queue that is only polled. `compVector`: the completion vector, default 0
+   *   can be outstanding, since one that overflows is lost for good: `pd.createQp()` refuses a queue pair that is too many
    * @throws RdmaError EINVAL when the device has no queues that long
    * @see ibv_create_cq(3)
    */
-  createCq(cqe: number, options: CreateCqOptions = {}): CompletionQueue {
+  createCq(cqe: number, options: CqOptions = {}): CompletionQueue {
     return this.makeCq(cqe, options, undefined);
   }
 
   /** As `createCq()`, by libmlx5 where it is told so. @internal */
-  makeCq(cqe: number, options: CreateCqOptions, mlx5: NativeMlx5CqInitAttr | undefined): CompletionQueue {
+  makeCq(cqe: number, options: CqOptions, mlx5: NativeMlx5CqInitAttr | undefined): CompletionQueue {
+    const { channel, compVector, allowOverrun } = this.#cqOptions(cqe, options, []);
+    return new CompletionQueue(this, cqe, channel, allowOverrun, (id) => {
+      const args = [this.handle, cqe, channel ? channel.handle : null, compVector, id] as const;
+      return mlx5 === undefined ? binding().createCq(...args) : binding().mlx5CreateCq(...args, mlx5);
+    });
+  }
+
+  /**
+   * Creates an extended completion queue: one whose completions tell more, such as when they happened.
+   *
+   * @param cqe - as of `createCq()`
+   * @throws RdmaError EOPNOTSUPP for fields or flags that the device does not have; EINVAL as `createCq()`
+   * @see ibv_create_cq_ex(3)
+   */
+  createCqEx(cqe: number, options: CqExOptions = {}): CompletionQueueEx {
+    const { channel, compVector, allowOverrun } = this.#cqOptions(cqe, options, ['wcFlags', 'flags']);
+    const { wcFlags = STANDARD_WC_FLAGS, flags = 0 } = options;
+    uint32(wcFlags, 'options.wcFlags');
+    uint32(flags, 'options.flags');
+    return new CompletionQueueEx(this, cqe, channel, allowOverrun, wcFlags, flags, (id) =>
+      binding().createCqEx(this.handle, cqe, channel ? channel.handle : null, compVector, id, wcFlags, flags),
+    );
+  }
+
+  #cqOptions(
+    cqe: number,
+    options: CqOptions,
+    more: readonly string[],
+  ): { channel: CompletionChannel | null; compVector: number; allowOverrun: boolean } {
     this.requireOpen();
-    const { channel, compVector = 0 } = readOptions(options, 'options', ['channel', 'compVector']);
+    const known = ['channel', 'compVector', 'allowOverrun', ...more];
+    const { channel, compVector = 0, allowOverrun = false } = readOptions(options, 'options', known);
     integer(cqe, 'cqe', 1, 0x7fff_ffff);
     integer(compVector, 'options.compVector', 0, Math.max(this.numCompVectors - 1, 0));
+    boolean(allowOverrun, 'options.allowOverrun');
     if (channel !== undefined && channel !== null) {
       instance(channel, 'options.channel', CompletionChannel).requireOpen();
       if (channel.context !== this) throw valueError('options.channel is of another device');
     }
-    const events = channel === undefined ? this.#sharedChannel() : channel;
-    return new CompletionQueue(this, this.handle, cqe, events, compVector, mlx5);
+    return { channel: channel === undefined ? this.#sharedChannel() : channel, compVector, allowOverrun };
   }
 
   /**
@@ -361,32 +424,6 @@ export class Context extends Resource {
     return this.#channel;
   }
 
-  // rdma-core before 32 has no ibv_query_gid_table(); the kernel tells the same in sysfs.
-  #sysfsGidTable(portNum: number): NativeGidEntry[] {
-    const device = verbs()
-      .getDeviceList()
-      .find(({ name }) => name === this.name);
-    const port = `${device?.ibdevPath}/ports/${portNum}`;
-    const read = (path: string) => readFileSync(`${port}/${path}`, 'utf8').trim();
-    const entries: NativeGidEntry[] = [];
-    for (const place of readdirSync(`${port}/gids`)) {
-      const gidIndex = Number(place);
-      const gid = binding().queryGid(this.handle, portNum, gidIndex);
-      if (gid.every((byte) => byte === 0)) continue;
-      const ethernet = { 'IB/RoCE v1': GidType.ROCE_V1, 'RoCE v2': GidType.ROCE_V2 } as Record<string, number>;
-      let netdev: string | null = null;
-      let gidType: number = GidType.IB;
-      try {
-        netdev = read(`gid_attrs/ndevs/${place}`);
-        gidType = ethernet[read(`gid_attrs/types/${place}`)] ?? GidType.IB;
-      } catch {
-        // InfiniBand: there is no network interface to name.
-      }
-      entries.push({ gid, gidIndex, portNum, gidType, netdev });
-    }
-    return entries.sort((a, b) => a.gidIndex - b.gidIndex);
-  }
-
   /** @internal */
   describe(): string {
     return `Context of ${this.name}`;
@@ -418,11 +455,4 @@ function gidEntry(entry: NativeGidEntry): GidEntry {
 
 function checkPort(portNum: number): number {
   return integer(portNum, 'portNum', 1, 255);
-}
-
-/** A number from an environment variable that operators set; undefined when it is not set. @internal */
-export function environmentNumber(name: string, max: number): number | undefined {
-  const value = process.env[name];
-  if (value === undefined || value === '') return undefined;
-  return integer(Number(value), name, 0, max);
 }

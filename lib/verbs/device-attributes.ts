@@ -154,3 +154,102 @@ export const printedPortAttr = printed<PortAttr>('PortAttr', {
   portCapFlags: flagged(PortCapFlags),
   linkLayer: named(LinkLayer),
 });
+/** Attributes of a device that came later: `struct ibv_device_attr_ex`. 0 where it does not tell. */
+export interface DeviceAttrEx {
+  /** What `queryDevice()` has. */
+  origAttr: DeviceAttr;
+  /** On-demand paging. */
+  odpCaps: {
+    /** 1: it has some; 2: of the whole address space too. */
+    generalCaps: bigint;
+    /** Operations that work with it, by transport: 1 send, 2 receive, 4 write, 8 read, 16 atomic, 32 shared receive. */
+    perTransportCaps: {
+      /** RC. */
+      rcOdpCaps: number;
+      /** UC. */
+      ucOdpCaps: number;
+      /** UD. */
+      udOdpCaps: number;
+    };
+  };
+  /** Bits of `completionTs` that count; 0 when it has no timestamps. */
+  completionTimestampMask: bigint;
+  /** Frequency of its clock, in kHz. */
+  hcaCoreClock: bigint;
+  /** `DeviceCapFlags`, and those above 32 bits. */
+  deviceCapFlagsEx: bigint;
+  /** TCP segmentation. */
+  tsoCaps: {
+    /** Longest packet that is cut, in bytes. */
+    maxTso: number;
+    /** `1 << QpType` of those that can. */
+    supportedQpts: number;
+  };
+  /** Receive side scaling. */
+  rssCaps: {
+    /** `1 << QpType` of those that can. */
+    supportedQpts: number;
+    /** Indirection tables. */
+    maxRwqIndirectionTables: number;
+    /** Work queues of one. */
+    maxRwqIndirectionTableSize: number;
+    /** Fields of packets that can be hashed: `enum ibv_rx_hash_fields`. */
+    rxHashFieldsMask: bigint;
+    /** How: `enum ibv_rx_hash_function_flags`. */
+    rxHashFunction: number;
+  };
+  /** Receive work queues. */
+  maxWqTypeRq: number;
+  /** Rate limits of queue pairs, in kbit/s. */
+  packetPacingCaps: {
+    /** Lowest. */
+    qpRateLimitMin: number;
+    /** Highest. */
+    qpRateLimitMax: number;
+    /** `1 << QpType` of those that can. */
+    supportedQpts: number;
+  };
+  /** What raw packet queue pairs can: `enum ibv_raw_packet_caps`. */
+  rawPacketCaps: number;
+  /** Tag matching. */
+  tmCaps: {
+    /** Longest header of a rendezvous request, in bytes. */
+    maxRndvHdrSize: number;
+    /** Tagged buffers of a list. */
+    maxNumTags: number;
+    /** `enum ibv_tm_cap_flags`. */
+    flags: number;
+    /** List operations outstanding. */
+    maxOps: number;
+    /** Elements of a tagged buffer. */
+    maxSge: number;
+  };
+  /** What `cq.modify()` takes. */
+  cqModCaps: {
+    /** Completions. */
+    maxCqCount: number;
+    /** Microseconds. */
+    maxCqPeriod: number;
+  };
+  /** Device memory, in bytes. */
+  maxDmSize: bigint;
+  /** Atomics over PCIe: 1 for 4 bytes, 2 for 8, 4 for 16. */
+  pciAtomicCaps: {
+    /** Fetch and add. */
+    fetchAdd: number;
+    /** Swap. */
+    swap: number;
+    /** Compare and swap. */
+    compareSwap: number;
+  };
+  /** On-demand paging of XRC, as of the other transports. */
+  xrcOdpCaps: number;
+  /** Ports, where there are more than `physPortCnt` can say. */
+  physPortCntEx: number;
+}
+
+/** Real-time values of a device: `struct ibv_values_ex`. */
+export interface RtValues {
+  /** Its clock, in the unit of `completionTs` of completions; undefined when the device does not tell. */
+  rawClock?: bigint;
+}

@@ -122,6 +122,7 @@ export class ProtectionDomain extends Resource {
    * @throws TypeError ERR_INVALID_ARG_VALUE for another type than RC, and for a completion queue of another context
    * @throws RdmaError EINVAL when the device cannot grant the capacities (see `context.queryDevice()`); ENOMEM when it
    *   has no more queue pairs
+   * @throws CqOverrunError when a completion queue has no room for all that could be in flight
    * @see ibv_create_qp(3)
    */
   createQp(attr: QpInitAttr): QueuePair {

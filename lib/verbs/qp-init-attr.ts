@@ -27,8 +27,9 @@ export interface QpInitAttr {
   /** Whether every send request has a completion, whatever its flags. Default false. */
   sqSigAll?: boolean;
   /**
-   * Capacities wanted; defaults: 128 requests each way, 1 element each, no inline data. What was granted, which may be
-   * more, is in `qp.cap`.
+   * Capacities; defaults: 128 requests each way, 1 element each, no inline data. `maxSendWr` and `maxRecvWr` are what may
+   * be in flight, and what the completion queues must have room for: a provider's queue may be longer, but that differs
+   * from device to device, and is not used. Of the others the device may grant more, which `qp.cap` says.
    */
   cap?: Partial<QpCap>;
   /** `QpCreateFlags` joined with `|`. Default none. */
@@ -108,6 +109,7 @@ export function checkInitAttr(pd: ProtectionDomain, attr: QpInitAttr, types = TY
     sqSigAll: boolean(sqSigAll, 'attr.sqSigAll'),
     cap: qpCap(cap, 'attr.cap', defaults),
   };
+  if (srq) Object.assign(native.cap, { maxRecvWr: 0, maxRecvSge: 0 });
   uint32(createFlags, 'attr.createFlags');
   if (sourceQpn !== undefined) native.sourceQpn = integer(sourceQpn, 'attr.sourceQpn', 0, 0xff_ffff);
   const flags = sourceQpn === undefined ? createFlags : (createFlags | QpCreateFlags.SOURCE_QPN) >>> 0;

@@ -7,6 +7,7 @@ import { MwType, QpState, QpType, SendFlags, SendOpsFlags } from '../native/cons
 import type { NativeMlx5QpInitAttr } from '../native/native.ts';
 import { GRH_BYTES } from './address-handle.ts';
 import { AnyQueuePair } from './any-queue-pair.ts';
+import { claimsOf } from './completion-claims.ts';
 import type { CompletionQueue } from './completion-queue.ts';
 import { Flow } from './flow.ts';
 import { encodeFlow, type FlowAttr } from './flow-spec.ts';
@@ -14,6 +15,7 @@ import { parseGid } from './gid.ts';
 import { MemorySlice } from './memory-region.ts';
 import { MemoryWindow } from './memory-window.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
+import type { QpAttr } from './qp-attributes.ts';
 import { checkInitAttr, explained, type QpInitAttr } from './qp-init-attr.ts';
 import { DCI } from './qp-transitions.ts';
 import { RecvList, type RecvWr } from './recv-list.ts';
@@ -68,14 +70,19 @@ export class QueuePair extends AnyQueuePair {
   constructor(pd: ProtectionDomain, attr: QpInitAttr, mlx5?: NativeMlx5QpInitAttr) {
     const { sendCq, recvCq, srq, sendOpsFlags, native } = checkInitAttr(pd, attr, mlx5 && MLX5_TYPES);
     const { cap, qpType } = native;
+    const { maxSendWr, maxRecvWr } = cap;
+    const claims = claimsOf(sendCq, recvCq, { sends: maxSendWr, recvs: maxRecvWr, srq });
+    for (const [cq, claim] of claims) cq.requireRoom(claim, 'ibv_create_qp');
     const srqHandle = srq ? srq.handle : null;
     const recvHandle = qpType === QpType.XRC_SEND ? null : recvCq.handle;
     const args = [pd.handle, sendCq.handle, recvHandle, srqHandle, native] as const;
     const created = explained(pd, native, () =>
       mlx5 === undefined ? binding().createQp(...args) : binding().mlx5CreateQp(...args, mlx5),
     );
+    // As many as were asked for may be in flight, since so many were counted: see completion-claims.ts.
+    Object.assign(cap, { maxSendWr, maxRecvWr });
     // What a provider writes there for a queue pair that takes from a shared queue is not a capacity.
-    if (srq) Object.assign(cap, { maxRecvWr: 0, maxRecvSge: 0 });
+    if (srq) cap.maxRecvSge = 0;
     const parents = [...new Set<Resource>([pd, sendCq, recvCq]), ...(srq ? [srq] : [])];
     super(parents, pd.context, created, qpType, cap, RESET);
     this.pd = pd;
@@ -83,12 +90,11 @@ export class QueuePair extends AnyQueuePair {
     this.recvCq = recvCq;
     this.srq = srq;
     this.sendOpsFlags = sendOpsFlags;
-    this.#sendQueue = new WorkQueue(cap.maxSendWr);
-    this.#recvQueue = new WorkQueue(cap.maxRecvWr);
-    this.#sends = this.#sendList(Math.min(cap.maxSendWr, LIST_CAPACITY));
-    this.#recvs = this.#recvList(Math.min(cap.maxRecvWr, LIST_CAPACITY));
-    sendCq.attach(this);
-    recvCq.attach(this);
+    this.#sendQueue = new WorkQueue(maxSendWr);
+    this.#recvQueue = new WorkQueue(maxRecvWr);
+    this.#sends = this.#sendList(Math.min(maxSendWr, LIST_CAPACITY));
+    this.#recvs = this.#recvList(Math.min(maxRecvWr, LIST_CAPACITY));
+    for (const [cq, claim] of claims) cq.attach(this, claim);
     const queues = [this.#sendQueue, this.#recvQueue];
     for (const queue of queues) pd.queues.add(queue);
     this.#leave = leaver(queues, pd.queues);
@@ -103,6 +109,14 @@ export class QueuePair extends AnyQueuePair {
   /** Receives in flight. */
   get recvsInFlight(): number {
     return this.#recvQueue.length;
+  }
+
+  /** As of any queue pair. One of a SINGLE_THREADED completion queue is reset on this thread. */
+  override async modify(attr: QpAttr): Promise<void> {
+    // A reset takes completions out of those queues.
+    const isReset = attr?.qpState === RESET;
+    if (isReset && (this.sendCq.isSingleThreaded || this.recvCq.isSingleThreaded)) this.modifySync(attr);
+    else await super.modify(attr);
   }
 
   /**

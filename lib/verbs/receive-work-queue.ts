@@ -19,7 +19,7 @@ export interface WqInitAttr {
   pd: ProtectionDomain;
   /** Where its receives complete. */
   cq: CompletionQueue;
-  /** Receives that may be outstanding. Default 128. What was granted is in `wq.maxWr`. */
+  /** Receives that may be outstanding. Default 128. */
   maxWr?: number;
   /** Elements of a receive. Default 1. */
   maxSge?: number;
@@ -60,7 +60,7 @@ export class ReceiveWorkQueue extends Resource {
   readonly pd: ProtectionDomain;
   /** Where its receives complete. */
   readonly cq: CompletionQueue;
-  /** Receives that may be outstanding: what was granted. */
+  /** Receives that may be outstanding: as asked for. */
   readonly maxWr: number;
   /** Elements of a receive: what was granted. */
   readonly maxSge: number;
@@ -86,6 +86,8 @@ export class ReceiveWorkQueue extends Resource {
     integer(maxWr, 'attr.maxWr', 1, 0x7fff_ffff);
     integer(maxSge, 'attr.maxSge', 1, 0x7fff_ffff);
     uint32(createFlags, 'attr.createFlags');
+    const claim = { sends: 0, recvs: maxWr, srq: null };
+    cq.requireRoom(claim, 'ibv_create_wq');
     lastId = (lastId % 0xffff_ffff) + 1;
     const id = lastId;
     const wanted = [
@@ -98,16 +100,16 @@ export class ReceiveWorkQueue extends Resource {
     super([pd, cq]);
     this.handle = native.handle;
     this.wqNum = native.wqNum;
-    this.maxWr = native.maxWr;
+    this.maxWr = maxWr;
     this.maxSge = native.maxSge;
     this.pd = pd;
     this.cq = cq;
     this.#id = id;
     context.events.enter('wq', id, this);
-    cq.attach(this);
-    const queue = new WorkQueue(native.maxWr);
+    cq.attach(this, claim);
+    const queue = new WorkQueue(maxWr);
     this.#queue = queue;
-    this.#recvs = this.#list(Math.min(native.maxWr, LIST_CAPACITY));
+    this.#recvs = this.#list(Math.min(maxWr, LIST_CAPACITY));
     const { queues } = pd;
     queues.add(queue);
     this.#leave = () => {

@@ -4,7 +4,6 @@ import { PlacementType, QpType, SelectivityLevel, SendFlags, WrOpcode } from '..
 import { Layout } from '../native/layout.gen.ts';
 import type { QpCap, SharedList } from '../native/native.ts';
 import { AddressHandle } from './address-handle.ts';
-import { swap32 } from './completion-queue.ts';
 import { MemorySlice } from './memory-region.ts';
 import { elementsOf, label, type Name, type Posting, PostList, requestHints } from './post-list.ts';
 import { RemoteSlice } from './remote-region.ts';
@@ -22,6 +21,7 @@ import {
   traitsOf,
 } from './send-opcodes.ts';
 import { SEND_WR_KEYS, type SendWr } from './send-wr.ts';
+import { swap32 } from './wc-cursor.ts';
 import type { InFlight } from './work-queue.ts';
 
 const NUM_SGE = Layout.sendWr.numSge / 4;

@@ -13,7 +13,7 @@ import { XrcDomain } from './xrc-domain.ts';
 
 /** What a shared receive queue is made with: `struct ibv_srq_init_attr`, and `..._ex` where there is more than capacities. */
 export interface SrqInitAttr {
-  /** Receives that may be outstanding. Default 128. What was granted is in `srq.maxWr`. */
+  /** Receives that may be outstanding. Default 128. */
   maxWr?: number;
   /** Elements of a receive. Default 1. */
   maxSge?: number;
@@ -57,7 +57,7 @@ const collected = new FinalizationRegistry<() => void>((leave) => leave());
 export class SharedReceiveQueue extends Resource {
   /** The domain it belongs to. */
   readonly pd: ProtectionDomain;
-  /** Receives that may be outstanding: what was granted. */
+  /** Receives that may be outstanding: as asked for. `query()` has what the provider granted, which may be more. */
   readonly maxWr: number;
   /** Elements of a receive: what was granted. */
   readonly maxSge: number;
@@ -86,6 +86,9 @@ export class SharedReceiveQueue extends Resource {
     if (srqType === SrqType.TM) integer(maxNumTags, 'attr.maxNumTags', 1, 0xffff_ffff);
     else if (given.maxNumTags !== undefined) throw valueError('attr.maxNumTags is for SrqType.TM only');
     uint32(maxOps, 'attr.maxOps');
+    // Of a queue with completions of its own.
+    const claim = { sends: 0, recvs: maxWr, srq: null };
+    cq?.requireRoom(claim, 'ibv_create_srq_ex');
     lastId = (lastId % 0xffff_ffff) + 1;
     const id = lastId;
     const wanted = [
@@ -101,16 +104,16 @@ export class SharedReceiveQueue extends Resource {
     this.xrcd = xrcd ?? null;
     this.cq = cq ?? null;
     // What comes there is of this queue: it must not be collected before.
-    cq?.attach(this);
+    cq?.attach(this, claim);
     this.pd = pd;
     this.#id = id;
     pd.context.events.enter('srq', id, this);
     this.handle = native.handle;
-    this.maxWr = native.maxWr;
+    this.maxWr = maxWr;
     this.maxSge = native.maxSge;
-    const queue = new SharedWorkQueue(native.maxWr);
+    const queue = new SharedWorkQueue(maxWr);
     this.#queue = queue;
-    this.#recvs = this.#list(Math.min(native.maxWr, LIST_CAPACITY));
+    this.#recvs = this.#list(Math.min(maxWr, LIST_CAPACITY));
     const { queues } = pd;
     queues.add(queue);
     this.#leave = () => {

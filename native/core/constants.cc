@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+#include "datapath/wc_extra.h"
 #include "verbs/verbs.h"
 
 namespace rdma {

@@ -22,29 +22,30 @@ FdPoller* FdPoller::Create(Napi::Env env, int fd, std::function<void()> on_reada
   return poller;
 }
 
-void FdPoller::Start() {
-  if (closing_) return;
+void FdPoller::Watch() {
+  auto* handle = reinterpret_cast<uv_handle_t*>(&poll_);
+  if (closing_ || given_up_ || uv_is_active(handle) != 0) return;
   uv_poll_start(&poll_, UV_READABLE,
-                [](uv_poll_t* handle, int, int) { static_cast<FdPoller*>(handle->data)->on_readable_(); });
+                [](uv_poll_t* poll, int, int) { static_cast<FdPoller*>(poll->data)->on_readable_(); });
+  uv_unref(handle);
+}
+
+void FdPoller::Start() {
+  Watch();
+  if (!closing_) uv_ref(reinterpret_cast<uv_handle_t*>(&poll_));
 }
 
 void FdPoller::Stop() {
-  if (!closing_) uv_poll_stop(&poll_);
+  if (!closing_) uv_unref(reinterpret_cast<uv_handle_t*>(&poll_));
 }
 
-void FdPoller::KeepAlive(bool keeps) {
-  auto* handle = reinterpret_cast<uv_handle_t*>(&poll_);
-  if (closing_) return;
-  if (keeps) {
-    uv_ref(handle);
-  } else {
-    uv_unref(handle);
-  }
+void FdPoller::GiveUp() {
+  given_up_ = true;
+  if (!closing_) uv_poll_stop(&poll_);
 }
 
 void FdPoller::Close() {
   if (closing_) return;
-  Stop();
   closing_ = true;
   uv_close(reinterpret_cast<uv_handle_t*>(&poll_), [](uv_handle_t* handle) {
     auto* self = static_cast<FdPoller*>(handle->data);

@@ -20,12 +20,16 @@ class FdPoller {
   // it has failed, which only reading it tells.
   static FdPoller* Create(Napi::Env env, int fd, std::function<void()> on_readable);
 
-  // Polling keeps the process alive, so it is on only while somebody waits, or told not to.
+  // Watches the descriptor, from now on: to begin and end that for each wait would cost three system calls. What
+  // arrives between two waits is read and told like all else. This does not keep the process alive.
+  void Watch();
+  // Watches too, and keeps the process alive from Start() to Stop(): while somebody waits.
   void Start();
   void Stop();
-  void KeepAlive(bool keeps);
+  // The descriptor has failed, and would be readable for ever: it is not watched any more.
+  void GiveUp();
 
-  // Stops, and deletes this object once libuv has let go of it. The descriptor may be closed at once.
+  // Stops watching, and deletes this object once libuv has let go of it. The descriptor may be closed at once.
   void Close();
 
  private:
@@ -36,6 +40,7 @@ class FdPoller {
   std::function<void()> on_readable_;
   // Holds the environment's end back until the handle is closed.
   napi_async_cleanup_hook_handle cleanup_ = nullptr;
+  bool given_up_ = false;
   bool closing_ = false;
 };
 

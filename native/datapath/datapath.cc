@@ -188,18 +188,22 @@ class WcRing final : public SharedList {
       words[kResult] = -1;
       return;
     }
-    const int count = ibv_poll_cq(cq, max, wc_);
+    int count = 0;
     int kept = 0;
-    for (int i = 0; i < count; i++) {
-      const uint64_t wr_id = wc_[i].wr_id;
-      const auto id = static_cast<uint32_t>(wr_id >> 32);
-      if (!last_ || last_->id() != id || last_->is_gone()) last_ = queues_.Share(id);
-      WorkQueue* const queue = last_.get();
-      // Some providers leave the completions of a destroyed queue pair in the queue; those are dropped on all.
-      if (queue == nullptr || !queue->Complete(static_cast<uint32_t>(wr_id), &wr_ids_[kept])) continue;
-      if (kept != i) wc_[kept] = wc_[i];
-      kept++;
-    }
+    do {
+      count = ibv_poll_cq(cq, max, wc_);
+      for (int i = 0; i < count; i++) {
+        const uint64_t wr_id = wc_[i].wr_id;
+        const auto id = static_cast<uint32_t>(wr_id >> 32);
+        if (!last_ || last_->id() != id || last_->is_gone()) last_ = queues_.Share(id);
+        WorkQueue* const queue = last_.get();
+        // Some providers leave the completions of a destroyed queue pair in the queue; those are dropped on all.
+        if (queue == nullptr || !queue->Complete(static_cast<uint32_t>(wr_id), &wr_ids_[kept])) continue;
+        if (kept != i) wc_[kept] = wc_[i];
+        kept++;
+      }
+      // Who finds nothing goes to sleep, so what was dropped must not look as if the queue were empty.
+    } while (kept == 0 && count == max);
     words[kResult] = count < 0 ? count : kept;
   }
 

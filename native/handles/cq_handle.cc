@@ -61,6 +61,27 @@ Outcome<std::shared_ptr<CqHandle>> CqHandle::Create(std::shared_ptr<ContextHandl
   return handle;
 }
 
+Outcome<std::shared_ptr<CqHandle>> CqHandle::CreateEx(std::shared_ptr<ContextHandle> context, ibv_cq_init_attr_ex* attr,
+                                                      std::shared_ptr<ChannelHandle> channel, uint32_t id) {
+  ibv_context* device = context->get();
+  attr->channel = channel ? channel->get() : nullptr;
+  std::shared_ptr<CqHandle> handle(new CqHandle(std::move(context), std::move(channel), id));
+  attr->cq_context = handle.get();
+  errno = 0;
+  auto cq = FromPtr("ibv_create_cq_ex", ibv_create_cq_ex(device, attr));
+  if (cq.error) return cq.error;
+  handle->ex_ = cq.value;
+  handle->cq_ = ibv_cq_ex_to_cq(cq.value);
+  handle->wc_flags_ = attr->wc_flags;
+  return handle;
+}
+
+VerbError CqHandle::Resize(int cqe) {
+  if (cq_ == nullptr) return {"ibv_resize_cq", EBADF};
+  errno = 0;
+  return FromRet("ibv_resize_cq", ibv_resize_cq(cq_, cqe));
+}
+
 void CqHandle::CountEvent() {
   constexpr unsigned int kBatch = 128;
   if (++unacknowledged_ >= kBatch) Acknowledge();
@@ -78,6 +99,7 @@ VerbError CqHandle::Destroy() {
   if (FromDestroy(error)) return error;
   if (error && channel_) channel_->LoseQueue();
   cq_ = nullptr;
+  ex_ = nullptr;
   context_.Reset();
   channel_.Reset();
   return {};

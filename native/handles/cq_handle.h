@@ -38,10 +38,20 @@ class CqHandle final : public Owner {
   static Outcome<std::shared_ptr<CqHandle>> Create(std::shared_ptr<ContextHandle> context, int cqe,
                                                    std::shared_ptr<ChannelHandle> channel, int comp_vector, uint32_t id,
                                                    mlx5dv_cq_init_attr* mlx5 = nullptr);
+  // The same with an extended one: struct ibv_cq_ex. Fills in the context and the channel of `attr`.
+  static Outcome<std::shared_ptr<CqHandle>> CreateEx(std::shared_ptr<ContextHandle> context, ibv_cq_init_attr_ex* attr,
+                                                     std::shared_ptr<ChannelHandle> channel, uint32_t id);
   ~CqHandle() override { Destroy(); }
   VerbError Destroy() override;
 
+  // Pins memory, so it is called on pool threads too: the providers guard it against polling.
+  VerbError Resize(int cqe);
+
   ibv_cq* get() const { return cq_; }
+  // Null when it is not extended.
+  ibv_cq_ex* ex() const { return ex_; }
+  // What an extended one tells of a completion: IBV_WC_EX_WITH_*.
+  uint64_t wc_flags() const { return wc_flags_; }
   uint32_t id() const { return id_; }
 
   // One event of this queue was taken. Acknowledging takes a mutex, so it is done in batches.
@@ -56,6 +66,8 @@ class CqHandle final : public Owner {
   Parent<ChannelHandle> channel_;
   const uint32_t id_;
   ibv_cq* cq_ = nullptr;
+  ibv_cq_ex* ex_ = nullptr;
+  uint64_t wc_flags_ = 0;
   unsigned int unacknowledged_ = 0;
 };
 

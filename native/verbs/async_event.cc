@@ -61,8 +61,7 @@ class AsyncEvents final : public Owner {
     const int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) Check(env, {"fcntl", errno});
     poller_ = FdPoller::Create(env, fd, [this] { OnReadable(); });
-    poller_->KeepAlive(false);
-    poller_->Start();
+    poller_->Watch();
   }
   ~AsyncEvents() override { Destroy(); }
 
@@ -87,7 +86,7 @@ class AsyncEvents final : public Owner {
     }
     // The descriptor of a device that was removed cannot be read any more, and stays readable.
     if (!IsTryAgain(errno)) {
-      poller_->Stop();
+      poller_->GiveUp();
       numbers.insert(numbers.end(), {IBV_EVENT_DEVICE_FATAL, kDevice, 0});
     }
     if (!numbers.empty()) CallFromLoop(env_, callback_, numbers);
@@ -113,12 +112,12 @@ Napi::Value CreateAsyncEvents(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value StartAsyncEvents(const Napi::CallbackInfo& info) {
-  HandleArg<AsyncEvents>(info, 0)->poller()->KeepAlive(true);
+  HandleArg<AsyncEvents>(info, 0)->poller()->Start();
   return info.Env().Undefined();
 }
 
 Napi::Value StopAsyncEvents(const Napi::CallbackInfo& info) {
-  HandleArg<AsyncEvents>(info, 0)->poller()->KeepAlive(false);
+  HandleArg<AsyncEvents>(info, 0)->poller()->Stop();
   return info.Env().Undefined();
 }
 

@@ -45,7 +45,7 @@ class ChannelEvents final : public Owner {
     // No queue is named when the device is gone: the descriptor cannot be read any more, and stays readable.
     const bool is_gone = !IsTryAgain(errno);
     if (is_gone) {
-      poller_->Stop();
+      poller_->GiveUp();
       ids.clear();
     }
     if (is_gone || !ids.empty()) CallFromLoop(env_, callback_, ids);

@@ -1,4 +1,4 @@
-// ibv_query_device(3), ibv_query_port(3), ibv_query_gid(3), ibv_query_gid_table(3), ibv_query_pkey(3), ibv_alloc_pd(3).
+// ibv_query_port(3), ibv_query_gid(3), ibv_query_gid_table(3), ibv_query_pkey(3), ibv_alloc_pd(3).
 #include <infiniband/verbs.h>
 #include <net/if.h>
 
@@ -10,55 +10,6 @@
 namespace rdma {
 
 namespace {
-
-Napi::Value QueryDevice(const Napi::CallbackInfo& info) {
-  Napi::Env env = info.Env();
-  auto context = HandleArg<ContextHandle>(info, 0);
-  ibv_device_attr attr{};
-  Check(env, FromRet("ibv_query_device", ibv_query_device(context->get(), &attr)));
-  Napi::Object object = Napi::Object::New(env);
-  object.Set("fwVer", Napi::String::New(env, attr.fw_ver, strnlen(attr.fw_ver, sizeof attr.fw_ver)));
-  SetBigInt(object, "nodeGuid", be64toh(attr.node_guid));
-  SetBigInt(object, "sysImageGuid", be64toh(attr.sys_image_guid));
-  SetBigInt(object, "maxMrSize", attr.max_mr_size);
-  SetBigInt(object, "pageSizeCap", attr.page_size_cap);
-  SetNumber(object, "vendorId", attr.vendor_id);
-  SetNumber(object, "vendorPartId", attr.vendor_part_id);
-  SetNumber(object, "hwVer", attr.hw_ver);
-  SetNumber(object, "maxQp", attr.max_qp);
-  SetNumber(object, "maxQpWr", attr.max_qp_wr);
-  SetNumber(object, "deviceCapFlags", attr.device_cap_flags);
-  SetNumber(object, "maxSge", attr.max_sge);
-  SetNumber(object, "maxSgeRd", attr.max_sge_rd);
-  SetNumber(object, "maxCq", attr.max_cq);
-  SetNumber(object, "maxCqe", attr.max_cqe);
-  SetNumber(object, "maxMr", attr.max_mr);
-  SetNumber(object, "maxPd", attr.max_pd);
-  SetNumber(object, "maxQpRdAtom", attr.max_qp_rd_atom);
-  SetNumber(object, "maxEeRdAtom", attr.max_ee_rd_atom);
-  SetNumber(object, "maxResRdAtom", attr.max_res_rd_atom);
-  SetNumber(object, "maxQpInitRdAtom", attr.max_qp_init_rd_atom);
-  SetNumber(object, "maxEeInitRdAtom", attr.max_ee_init_rd_atom);
-  SetNumber(object, "atomicCap", attr.atomic_cap);
-  SetNumber(object, "maxEe", attr.max_ee);
-  SetNumber(object, "maxRdd", attr.max_rdd);
-  SetNumber(object, "maxMw", attr.max_mw);
-  SetNumber(object, "maxRawIpv6Qp", attr.max_raw_ipv6_qp);
-  SetNumber(object, "maxRawEthyQp", attr.max_raw_ethy_qp);
-  SetNumber(object, "maxMcastGrp", attr.max_mcast_grp);
-  SetNumber(object, "maxMcastQpAttach", attr.max_mcast_qp_attach);
-  SetNumber(object, "maxTotalMcastQpAttach", attr.max_total_mcast_qp_attach);
-  SetNumber(object, "maxAh", attr.max_ah);
-  SetNumber(object, "maxFmr", attr.max_fmr);
-  SetNumber(object, "maxMapPerFmr", attr.max_map_per_fmr);
-  SetNumber(object, "maxSrq", attr.max_srq);
-  SetNumber(object, "maxSrqWr", attr.max_srq_wr);
-  SetNumber(object, "maxSrqSge", attr.max_srq_sge);
-  SetNumber(object, "maxPkeys", attr.max_pkeys);
-  SetNumber(object, "localCaAckDelay", attr.local_ca_ack_delay);
-  SetNumber(object, "physPortCnt", attr.phys_port_cnt);
-  return object;
-}
 
 Napi::Value QueryPort(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
@@ -155,7 +106,6 @@ Napi::Value QueryPkey(const Napi::CallbackInfo& info) {
 }  // namespace
 
 void ExportContext(Napi::Object exports) {
-  Export(exports, "queryDevice", QueryDevice);
   Export(exports, "closeDevice", CloseHandle<ContextHandle>);
   Export(exports, "queryPort", QueryPort);
   Export(exports, "queryGid", QueryGid);

@@ -63,6 +63,7 @@ Napi::Value CreateCompletionQueue(const Napi::CallbackInfo& info, mlx5dv_cq_init
 
 void ExportDevice(Napi::Object exports);
 void ExportContext(Napi::Object exports);
+void ExportDeviceAttributes(Napi::Object exports);
 void ExportProtectionDomain(Napi::Object exports);
 void ExportMemoryRegion(Napi::Object exports);
 void ExportCompletionChannel(Napi::Object exports);
@@ -76,6 +77,7 @@ void ExportMemoryWindow(Napi::Object exports);
 void ExportFlow(Napi::Object exports);
 void ExportReceiveWorkQueue(Napi::Object exports);
 void ExportDatapath(Napi::Object exports);
+void ExportWcRingEx(Napi::Object exports);
 void ExportConstants(Napi::Object exports);
 
 }  // namespace rdma

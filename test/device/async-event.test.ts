@@ -23,7 +23,7 @@ describe('context.getAsyncEvent', () => {
     const context = openDevice(deviceB);
     const pd = context.allocPd();
     const srq = pd.createSrq({ maxWr: 8 });
-    const cq = context.createCq(16);
+    const cq = context.createCq(256);
     const qp = pd.createQp({ sendCq: cq, srq });
     const mr = pd.allocSync(4096, { access: ALL_ACCESS });
     await connectSides(sender, { context, pd, cq, qp, mr });

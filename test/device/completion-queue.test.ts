@@ -257,7 +257,7 @@ describe('cq.wait', () => {
     using context = openDevice(deviceA);
     const pd = context.allocPd();
     using quiet = context.createCq(16);
-    const a = { context, pd, cq: context.createCq(16) };
+    const a = { context, pd, cq: context.createCq(256) };
     const qp = pd.createQp({ sendCq: a.cq });
     const b = openSide(deviceB);
     const side: Side = { ...a, qp, mr: pd.allocSync(4096) };
@@ -406,7 +406,7 @@ describe('cq.close', () => {
   it('leaves the others of its channel alone, also with its events pending', async () => {
     using pair = await Pair.connect();
     const { b } = pair;
-    const doomed = b.context.createCq(16);
+    const doomed = b.context.createCq(256);
     const qp = b.pd.createQp({ sendCq: doomed });
     expect(doomed.channel).toBe(b.cq.channel);
     doomed.reqNotify();

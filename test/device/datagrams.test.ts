@@ -43,7 +43,7 @@ interface End {
 function open(device: string, qpType: QpType): End {
   const context = openDevice(device);
   const pd = context.allocPd();
-  const qp = pd.createQp({ sendCq: context.createCq(128), qpType, cap: { maxSendSge: 2, maxRecvSge: 2 } });
+  const qp = pd.createQp({ sendCq: context.createCq(256), qpType, cap: { maxSendSge: 2, maxRecvSge: 2 } });
   return { context, pd, qp };
 }
 

@@ -74,6 +74,8 @@ export interface SideOptions {
   access?: number;
   /** Entries of the completion queue; default 512. */
   cqe?: number;
+  /** Whether it takes queue pairs that do not fit; default false. */
+  allowOverrun?: boolean;
   cap?: NonNullable<QpInitAttr['cap']>;
   sqSigAll?: boolean;
   /** Else that the queue pair is made with. */
@@ -84,8 +86,8 @@ export interface SideOptions {
 export function openSide(device: string, options: SideOptions = {}): Side {
   const context = openDevice(device);
   const pd = context.allocPd();
-  const cq = context.createCq(options.cqe ?? 512);
-  const { cap = {}, sqSigAll = false, attr } = options;
+  const { cap = {}, sqSigAll = false, allowOverrun = false, attr } = options;
+  const cq = context.createCq(options.cqe ?? 512, { allowOverrun });
   const qp = pd.createQp({ sendCq: cq, sqSigAll, cap: { maxSendWr: 64, maxRecvWr: 64, ...cap }, ...attr });
   const mr = pd.allocSync(options.bytes ?? 16 * 1024, { access: options.access ?? ALL_ACCESS });
   return { context, pd, cq, qp, mr };

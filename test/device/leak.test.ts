@@ -66,6 +66,9 @@ describe(`${CYCLES} times`, { timeout: 240_000 }, () => {
       const domain = context.allocPd();
       const channel = context.createCompChannel();
       const queue = context.createCq(16, { channel });
+      const extended = context.createCqEx(16, { channel });
+      extended.resizeSync(600);
+      extended.poll();
       const mr = domain.allocSync(4096);
       const qp = domain.createQp({ sendCq: queue, recvCq: cq, cap: { maxSendWr: 4, maxRecvWr: 4 } });
       qp.modifySync(initAttr());
@@ -74,7 +77,7 @@ describe(`${CYCLES} times`, { timeout: 240_000 }, () => {
       srq.postRecv({ sgList: mr.slice() });
       const ah = domain.createAh({ grh: { dgid: gid, sgidIndex: gidIndex } });
       const mw = domain.allocMw(MwType.MW_TYPE_2);
-      for (const resource of [mw, ah, srq, qp, mr, queue, channel, domain]) resource.close();
+      for (const resource of [mw, ah, srq, qp, mr, queue, extended, channel, domain]) resource.close();
     });
     context.close({ cascade: true });
   });
@@ -124,13 +127,15 @@ describe(`${CYCLES} times`, { timeout: 240_000 }, () => {
 
   it('objects cannot be made', async () => {
     const { context, pd, cq, qp, mr } = openSide(deviceA);
+    const wide = context.createCq(16, { channel: null, allowOverrun: true });
     const access = AccessFlags.REMOTE_WRITE;
     const failures: (() => unknown)[] = [
       () => openDevice('none0'),
       () => context.createCq(0x7fff_ffff, { channel: null }),
       () => pd.allocSync(4096, { access }),
       () => pd.regMrSync(Buffer.alloc(64), { access }),
-      () => pd.createQp({ sendCq: cq, cap: { maxSendWr: 1 << 24 } }),
+      () => pd.createQp({ sendCq: wide, cap: { maxSendWr: 1 << 24 } }),
+      () => pd.createQp({ sendCq: cq, cap: { maxSendWr: 1024 } }),
       () => pd.createQp({ sendCq: cq, cap: { maxSendWr: -1 } }),
       () => qp.modifySync({ qpState: QpState.RTS } as QpAttr),
       () => qp.postSend({ opcode: WrOpcode.SEND }),

@@ -73,7 +73,7 @@ describe('close with cascade', () => {
     const { context, pd, cq, qp, mr } = openSide(deviceA);
     const second = context.allocPd();
     const own = context.createCompChannel();
-    const other = context.createCq(8, { channel: own });
+    const other = context.createCq(128, { channel: own });
     const bridge = second.createQp({ sendCq: other, recvCq: cq });
     const all = [context, pd, cq, qp, mr, second, own, other, bridge, cq.channel!];
     context.close({ cascade: true });
@@ -107,7 +107,7 @@ describe('using', () => {
     const block = () => {
       using context = openDevice(deviceA);
       using pd = context.allocPd();
-      using cq = context.createCq(8);
+      using cq = context.createCq(256);
       using mr = pd.allocSync(64);
       using qp = pd.createQp({ sendCq: cq });
       seen.push(context, pd, cq, mr, qp);

@@ -75,12 +75,18 @@ describe('pd.createQp', () => {
     const cap = Object.freeze({ maxSendWr: 5 });
     using qp = sides.a.pd.createQp(Object.freeze({ sendCq: sides.a.cq, cap, sqSigAll: true }));
     expect(cap).toEqual({ maxSendWr: 5 });
-    expect(qp.query().initAttr).toMatchObject({ sqSigAll: true, qpType: QpType.RC, cap: qp.cap });
+    const { maxInlineData, maxSendSge, maxRecvSge } = qp.cap;
+    const { initAttr } = qp.query();
+    expect(initAttr).toMatchObject({ sqSigAll: true, qpType: QpType.RC });
+    expect(initAttr.cap).toMatchObject({ maxInlineData, maxSendSge, maxRecvSge });
+    // The provider may have room for more.
+    expect(initAttr.cap.maxSendWr).toBeGreaterThanOrEqual(5);
   });
 
   it('gives each queue pair a number of its own', () => {
     using sides = new Sides();
-    const pairs = Array.from({ length: 8 }, () => sides.a.pd.createQp({ sendCq: sides.a.cq }));
+    const cap = { maxSendWr: 4, maxRecvWr: 4 };
+    const pairs = Array.from({ length: 8 }, () => sides.a.pd.createQp({ sendCq: sides.a.cq, cap }));
     expect(new Set(pairs.map(({ qpNum }) => qpNum)).size).toBe(8);
     for (const qp of pairs) qp.close();
   });
@@ -89,7 +95,8 @@ describe('pd.createQp', () => {
     'refuses more %s than the device has',
     (name) => {
       using sides = new Sides();
-      const { pd, cq } = sides.a;
+      const { pd, context } = sides.a;
+      using cq = context.createCq(256, { allowOverrun: true });
       const error = thrown(() => pd.createQp({ sendCq: cq, cap: { [name]: 1 << 24 } }));
       expect(error).toMatchObject({ name: 'RdmaError', syscall: 'ibv_create_qp' });
       expect(['EINVAL', 'ENOMEM']).toContain(error.code);
@@ -102,8 +109,8 @@ describe('pd.createQp', () => {
     using a = openDevice(deviceA);
     using b = openDevice(deviceB);
     const [pdA, pdB] = [a.allocPd(), b.allocPd()];
-    const sender = { context: a, pd: pdA, cq: a.createCq(8), mr: pdA.allocSync(64) };
-    const receiver = { context: b, pd: pdB, cq: b.createCq(8), mr: pdB.allocSync(64) };
+    const sender = { context: a, pd: pdA, cq: a.createCq(128), mr: pdA.allocSync(64) };
+    const receiver = { context: b, pd: pdB, cq: b.createCq(128), mr: pdB.allocSync(64) };
     const qpA = pdA.createQp({ sendCq: sender.cq, cap: { maxRecvWr: 0, maxRecvSge: 0 } });
     const qpB = pdB.createQp({ sendCq: receiver.cq, cap: { maxSendWr: 0, maxSendSge: 0 } });
     await connectSides({ ...sender, qp: qpA }, { ...receiver, qp: qpB });

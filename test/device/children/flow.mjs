@@ -3,7 +3,7 @@
 import { openDevice, QpType } from '../../../dist/index.js';
 
 const context = openDevice(process.env.DEVICE_A);
-const qp = context.allocPd().createQp({ sendCq: context.createCq(8), qpType: QpType.UD });
+const qp = context.allocPd().createQp({ sendCq: context.createCq(256), qpType: QpType.UD });
 const flow = qp.createFlow({ specs: JSON.parse(process.argv[2]) });
 flow.close();
 context.close({ cascade: true });

@@ -16,7 +16,7 @@ const access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.
 function open(device) {
   const context = openDevice(device);
   const pd = context.allocPd();
-  const cq = context.createCq(64);
+  const cq = context.createCq(256);
   return { context, pd, cq, qp: pd.createQp({ sendCq: cq }), mr: pd.allocSync(1 << 16, { access }) };
 }
 
@@ -86,7 +86,7 @@ const stages = {
     for (let i = 0; ; i++) {
       if (i === workerData.rounds) parentPort.postMessage('creating');
       const cq = context.createCq(8);
-      pd.createQp({ sendCq: cq }).close();
+      pd.createQp({ sendCq: cq, cap: { maxSendWr: 4, maxRecvWr: 4 } }).close();
       cq.close();
       pd.allocSync(64).close();
       context.queryDevice();
