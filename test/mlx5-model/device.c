@@ -109,13 +109,13 @@ static struct mlx5_ib_alloc_ucontext_resp context_response(const struct ctx* c) 
       .max_srq_recv_wr = MAX_SRQ_WR,
       .num_ports = 1,
       .response_length = sizeof(struct mlx5_ib_alloc_ucontext_resp),
-      .comp_mask = MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE,
+      /* The clock is at the start of its page. */
+      .comp_mask = MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE | MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET,
       .cqe_version = 1, /* CQEs name the QP by uidx */
       .cmds_supp_uhw = MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE | MLX5_USER_CMDS_SUPP_UHW_CREATE_AH,
       .eth_min_inline = MLX5_USER_INLINE_MODE_NONE,
       .log_uar_size = 12,
       .num_uars_per_page = 1,
-      .comp_mask = MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET, /* at the start of its page */
       .clock_info_versions = 1 << MLX5_IB_CLOCK_INFO_V1,
   };
 }
