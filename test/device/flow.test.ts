@@ -24,7 +24,7 @@ function withDatagrams(test: (qp: QueuePair) => void): void {
   const context = openDevice(deviceA);
   try {
     const pd = context.allocPd();
-    test(pd.createQp({ sendCq: context.createCq(256), qpType: QpType.UD }));
+    test(pd.createQp({ sendCq: context.createCq(512), qpType: QpType.UD }));
   } finally {
     context.close({ cascade: true });
   }

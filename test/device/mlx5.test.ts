@@ -92,7 +92,7 @@ if (isRxe) {
         maxDynamicBfregs: expect.any(Number),
         flowActionFlags: expect.any(Number),
         dcOdpCaps: expect.any(Number),
-        hcaCoreClock: false,
+        hcaCoreClock: true,
         numLagPorts: 2,
         sigCaps: { blockSize: 0, blockProt: 0, t10difBg: 0, crcType: 0 },
         dciStreamsCaps: { maxLogNumConcurent: 5, maxLogNumErrored: 4 },

@@ -75,9 +75,12 @@ describe.each([{}, { sendOpsFlags: SendOpsFlags.SEND }])('createQp with %o', (mo
       const side = openSide(deviceA);
       const cap = { maxSendWr: 20, maxRecvWr: 30, maxSendSge: 2, maxRecvSge: 2 };
       const qp = side.pd.createQp({ sendCq: side.cq, qpType: QpType[type], cap, ...more });
-      expect(qp.query()).toMatchObject({ qpState: QpState.RESET, initAttr: { qpType: QpType[type], cap: qp.cap } });
-      for (const name of Object.keys(cap) as (keyof typeof cap)[])
+      expect(qp.query()).toMatchObject({ qpState: QpState.RESET, initAttr: { qpType: QpType[type] } });
+      const granted = qp.query().initAttr.cap;
+      for (const name of Object.keys(cap) as (keyof typeof cap)[]) {
         expect(qp.cap[name]).toBeGreaterThanOrEqual(cap[name]);
+        expect(granted[name]).toBeGreaterThanOrEqual(qp.cap[name]);
+      }
       if (type === 'UD') {
         readyUd(qp);
         expect(qp.query()).toMatchObject({ qpState: QpState.RTS, qkey: QKEY, sqPsn: 0x45, portNum: 1 });
@@ -98,7 +101,8 @@ describe('a raw packet queue pair', () => {
   it.each(['maxSendWr', 'maxRecvWr', 'maxSendSge', 'maxRecvSge'] as const)(
     'is refused with %s beyond the device',
     (name) => {
-      const { context, pd, cq } = openSide(deviceA);
+      const { context, pd } = openSide(deviceA);
+      const cq = context.createCq(16, { allowOverrun: true });
       const limit = context.queryDevice()[name.endsWith('Wr') ? 'maxQpWr' : 'maxSge'];
       const refused = thrown(() => pd.createQp({ sendCq: cq, qpType: QpType.RAW_PACKET, cap: { [name]: limit + 1 } }));
       expect(refused).toMatchObject({

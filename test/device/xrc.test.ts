@@ -107,7 +107,7 @@ describe.runIf(isRxe)('on a device without XRC', () => {
   it('each part of it is EOPNOTSUPP', () => {
     const context = openDevice(deviceA);
     const pd = context.allocPd();
-    const sendCq = context.createCq(8);
+    const sendCq = context.createCq(256);
     expect(thrown(() => context.openXrcd())).toMatchObject({ code: 'EOPNOTSUPP', syscall: 'ibv_open_xrcd' });
     const path = join(folder, 'rxe');
     expect(thrown(() => context.openXrcd({ path }))).toMatchObject({ code: 'EOPNOTSUPP' });
@@ -318,7 +318,7 @@ describe.skipIf(isRxe)('the objects of XRC', () => {
     expect(thrown(exclusive)).toMatchObject({ code: 'EINVAL', syscall: 'ibv_open_xrcd' });
     const xrcd = two.openXrcd({ fd, oflags: 0 });
     closeSync(fd);
-    const [pd, cq] = [two.allocPd(), two.createCq(8)];
+    const [pd, cq] = [two.allocPd(), two.createCq(256)];
     const mr = pd.allocSync(4096);
     const srq = pd.createSrq({ srqType: SrqType.XRC, xrcd, cq });
     srq.postRecv({ wrId: 3, sgList: mr.slice(100, 100) });

@@ -17,7 +17,7 @@ const access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE;
 function open(device) {
   const context = openDevice(device);
   const pd = context.allocPd();
-  const cq = context.createCq(64);
+  const cq = context.createCq(256);
   return { context, pd, cq, qp: pd.createQp({ sendCq: cq }), mr: pd.allocSync(1 << 16, { access }) };
 }
 
