@@ -20,17 +20,15 @@ Posting PostingOf(ibv_qp* qp, const ibv_qp_init_attr_ex& attr) {
 
 Outcome<std::shared_ptr<QpHandle>> QpHandle::Create(QpParents parents, ibv_qp_init_attr_ex* attr,
                                                     mlx5dv_qp_init_attr* mlx5) {
-  ibv_context* context = nullptr;
   if (parents.pd) {
     attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
     attr->pd = parents.pd->get();
-    context = attr->pd->context;
   }
   if (parents.xrcd) {
     attr->comp_mask |= IBV_QP_INIT_ATTR_XRCD;
     attr->xrcd = parents.xrcd->get();
-    context = attr->xrcd->context;
   }
+  ibv_context* context = attr->pd != nullptr ? attr->pd->context : attr->xrcd->context;
   if (parents.send_cq) attr->send_cq = parents.send_cq->get();
   if (parents.recv_cq) attr->recv_cq = parents.recv_cq->get();
   if (parents.srq) attr->srq = parents.srq->get();
