@@ -184,6 +184,49 @@ export class WorkCompletionError extends Error {
   }
 }
 
+/**
+ * The connection manager answered a step with an event that says it failed. `status` is a number space of its own:
+ * a negative errno, or the peer's reason.
+ */
+export class CmError extends Error {
+  /**
+   * The errno name: `'ECONNREFUSED'` when the peer rejected, `'ETIMEDOUT'` when it did not answer, `'ENODEV'` when the
+   * device was removed, else what the event's status says.
+   */
+  readonly code: string;
+  /** What happened: one of `CmEventType`. */
+  readonly event: number;
+  /** Its C name without the prefix, such as `'REJECTED'`. */
+  readonly eventName: string;
+  /** The event's status as it came: a negative errno, or for REJECTED the reason, and for UNREACHABLE of a datagram
+   * service (UD) its status. */
+  readonly status: number;
+  /** What the peer sent along with a rejection, zeros behind it and all; else empty. */
+  readonly privateData: Buffer;
+
+  /**
+   * @param operation - the C function whose outcome it is
+   * @param event - the event
+   * @param reason - its status in words; default by errno
+   */
+  constructor(
+    operation: string,
+    event: { type: number; name: string; status: number; privateData?: Buffer },
+    code: string | undefined,
+    reason: string | undefined,
+  ) {
+    const fallback = event.status < 0 ? codes.get(-event.status) : undefined;
+    const text = reason ?? getSystemErrorMap().get(event.status)?.[1] ?? `status ${event.status}`;
+    super(`${operation}: RDMA_CM_EVENT_${event.name}, ${text}`);
+    this.name = 'CmError';
+    this.code = code ?? fallback ?? 'EIO';
+    this.event = event.type;
+    this.eventName = event.name;
+    this.status = event.status;
+    this.privateData = event.privateData ?? Buffer.alloc(0);
+  }
+}
+
 // What most often stands behind a status.
 const hints: Record<string, string> = {
   WR_FLUSH_ERR: 'not executed, since the queue pair was closed or an earlier request failed',

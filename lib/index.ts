@@ -3,7 +3,29 @@
  *
  * @packageDocumentation
  */
+export type { CmAddress } from './cm/address.ts';
+export { type AddrInfo, type AddrInfoHints, getaddrinfo } from './cm/addrinfo.ts';
+export type { CmEvent, ConnEvent, UdEvent } from './cm/cm-event.ts';
+export { CmId } from './cm/cm-id.ts';
+export {
+  type ConnParam,
+  decodePrivateData,
+  encodePrivateData,
+  type PrivateDataMessage,
+  privateDataLimit,
+} from './cm/conn-param.ts';
+export { createEventChannel, EventChannel } from './cm/event-channel.ts';
+export type { CmIdOptions } from './cm/options.ts';
 export { type DiagnoseOptions, type Diagnosis, diagnose, type Finding, isAvailable } from './diagnose.ts';
+export {
+  type CmConnectOptions,
+  type CmEndpointOptions,
+  CmListener,
+  type CmListenOptions,
+  ConnectionRequest,
+  connect,
+  listen,
+} from './endpoint/cm.ts';
 export {
   type ConnectionInfo,
   type ConnectOptions,
@@ -23,6 +45,7 @@ export {
 } from './endpoint/tcp.ts';
 export {
   BusyError,
+  CmError,
   CqOverrunError,
   PostError,
   RdmaClosedError,
@@ -34,7 +57,7 @@ export {
 export { flagNames } from './inspect.ts';
 export * as mlx5dv from './mlx5/index.ts';
 export * from './native/constants.gen.ts';
-export type { QpCap } from './native/native.ts';
+export type { CmAddressInfo, QpCap } from './native/native.ts';
 export {
   AddressHandle,
   type AhAttr,

@@ -1,4 +1,5 @@
 // The addon's entry: exports what each file of verbs/ and datapath/ offers, and keeps what belongs to one environment.
+#include "cm/cm.h"
 #include "core/args.h"
 #include "core/environment.h"
 #include "mlx5/mlx5.h"
@@ -45,6 +46,10 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   ExportMlx5CompletionQueue(exports);
   ExportMlx5QueuePair(exports);
   ExportXrcDomain(exports);
+  ExportEventChannel(exports);
+  ExportCmId(exports);
+  ExportConnection(exports);
+  ExportAddrInfo(exports);
   ExportDatapath(exports);
   ExportWcRingEx(exports);
   ExportConstants(exports);

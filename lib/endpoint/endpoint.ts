@@ -26,6 +26,14 @@ export interface Received {
   immData: number | undefined;
 }
 
+/** What an endpoint's queue pair was connected by, where that has an end. @internal */
+export interface Connection {
+  /** Tells the peer that it ends, and puts the queue pair into the error state. */
+  disconnect(): Promise<void>;
+  /** Lets go of it. */
+  close(): void;
+}
+
 interface Pending {
   resolve: (received: Received) => void;
   reject: (error: Error) => void;
@@ -59,13 +67,13 @@ const NOTHING = undefined as unknown as Received;
 export class Endpoint {
   /** The queue pair. Its completion queues belong to this endpoint: nobody else may poll them. */
   readonly qp: QueuePair;
-  /** What the peer sent along when the connection was made; empty when nothing. */
-  readonly privateData: Buffer;
   /** The receives that were posted before the peer could send, in the order of the option `recvs`; else empty. */
   readonly recvs: readonly Promise<Received>[] = [];
   // The requests under way. Each queue completes in order.
   readonly #sends: Pending[] = [];
   readonly #recvs: Pending[] = [];
+  #privateData: Buffer;
+  #connection: Connection | undefined;
   #scheduled = false;
   #turns = 0;
   #waiting = false;
@@ -78,7 +86,12 @@ export class Endpoint {
   constructor(qp: QueuePair, privateData: Buffer = Buffer.alloc(0)) {
     this.qp = instance(qp, 'qp', QueuePair);
     if (qp.recvCq !== qp.sendCq) throw valueError('qp must have one completion queue for both directions');
-    this.privateData = privateData;
+    this.#privateData = privateData;
+  }
+
+  /** What the peer sent along when the connection was made; empty when nothing. */
+  get privateData(): Buffer {
+    return this.#privateData;
   }
 
   /**
@@ -215,6 +228,7 @@ export class Endpoint {
   async #close(): Promise<void> {
     const { qp } = this;
     if (!qp.closed) {
+      await this.#connection?.disconnect();
       if (this.#isPending && !qp.lost) await qp.modify({ qpState: QpState.ERR });
       const deadline = Date.now() + 2000;
       // Flushed requests complete at once; a device that does not flush must not hold the caller.
@@ -225,7 +239,19 @@ export class Endpoint {
       qp.close();
       qp.sendCq.close();
     }
+    this.#connection?.close();
     this.#abandon(new RdmaClosedError('Endpoint'));
+  }
+
+  /** The connection stands, and is one that wants to be ended. @internal */
+  connected(privateData: Buffer, connection: Connection): void {
+    this.#privateData = privateData;
+    this.#connection = connection;
+  }
+
+  /** The peer has ended the connection: what is under way is flushed. @internal */
+  peerLeft(): void {
+    if (!this.qp.closed) this.#flush();
   }
 
   /** Posts the receives of `recvs`, in the state INIT. @internal */

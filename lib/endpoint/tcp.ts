@@ -18,6 +18,7 @@ import {
   encodeConnectionInfo,
 } from './connect.ts';
 import { Endpoint } from './endpoint.ts';
+import { createEndpointQp } from './endpoint-qp.ts';
 
 // What travels, in both directions: the length of a frame (u16, network order), the connection info, the private data.
 // Then one byte each way, when the queue pair has reached RTS: nobody sends to one that cannot receive.
@@ -245,7 +246,7 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
   socket.setNoDelay(true);
   let qp: QueuePair | undefined;
   try {
-    qp = createQp(pd, cap);
+    qp = await createEndpointQp(pd, cap);
     const local = connectionInfo(qp, connect);
     const frame = Buffer.concat([encodeConnectionInfo(local), privateData]);
     socket.write(Buffer.concat([lengthOf(frame), frame]));
@@ -274,23 +275,6 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
     clearTimeout(timer);
     cancel?.removeEventListener('abort', abort);
     socket.end();
-  }
-}
-
-// Inline data saves a fetch over the bus, but what a device can carry inline differs; some take none at all.
-function createQp(pd: ProtectionDomain, cap: Partial<QpCap>): QueuePair {
-  const { maxSendWr = 128, maxRecvWr = 128, maxInlineData = 64 } = cap;
-  const cq = pd.context.createCq(Math.max(maxSendWr + maxRecvWr, 1));
-  try {
-    try {
-      return pd.createQp({ sendCq: cq, cap: { ...cap, maxInlineData } });
-    } catch (error) {
-      if (cap.maxInlineData !== undefined) throw error;
-      return pd.createQp({ sendCq: cq, cap });
-    }
-  } catch (error) {
-    cq.close();
-    throw error;
   }
 }
 

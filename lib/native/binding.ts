@@ -57,6 +57,22 @@ export function mlx5(): Binding {
   );
 }
 
+/**
+ * The addon, when librdmacm is there too.
+ *
+ * @throws RdmaUnavailableError naming the package to install
+ */
+export function connectionManager(): Binding {
+  const addon = verbs();
+  const state = addon.cmLoadState();
+  if (state.available) return addon;
+  throw new RdmaUnavailableError(
+    `${state.path} cannot be loaded (${state.error}). Install it with "apt-get install librdmacm1" (Debian, Ubuntu), ` +
+      '"dnf install librdmacm" (Fedora, RHEL), or name another file in NODE_RDMA_LIBRDMACM. Connections over TCP ' +
+      '(listenTcp, connectTcp) do not need it.',
+  );
+}
+
 function load(): Binding {
   if (process.platform !== 'linux') {
     throw new RdmaUnavailableError(`RDMA verbs exist on Linux only, and this is ${process.platform}`);

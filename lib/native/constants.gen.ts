@@ -972,3 +972,41 @@ export const Mlx5dvDcType = constants('Mlx5dvDcType', {
 } as const);
 /** One of {@link Mlx5dvDcType}. */
 export type Mlx5dvDcType = (typeof Mlx5dvDcType)[keyof typeof Mlx5dvDcType];
+
+/** Options of a connection manager id. (`RDMA_OPTION_ID_*`) */
+export const CmIdOption = constants('CmIdOption', {
+  /** `RDMA_OPTION_ID_TOS`: Type of service of the connection: 8 bits. */
+  TOS: 0,
+  /** `RDMA_OPTION_ID_REUSEADDR`: Whether the address may be bound while an older id still has it. */
+  REUSEADDR: 1,
+  /** `RDMA_OPTION_ID_AFONLY`: Whether a wildcard of IPv6 is not one of IPv4 too. */
+  AFONLY: 2,
+  /** `RDMA_OPTION_ID_ACK_TIMEOUT`: Acknowledgement timeout of the queue pair, encoded. */
+  ACK_TIMEOUT: 3,
+} as const);
+/** One of {@link CmIdOption}. */
+export type CmIdOption = (typeof CmIdOption)[keyof typeof CmIdOption];
+
+/** How a multicast group is joined. (`rdma_cm_mc_join_flags`) */
+export const McJoinFlag = constants('McJoinFlag', {
+  /** `RDMA_MC_JOIN_FLAG_FULLMEMBER`: To send and to receive. */
+  FULLMEMBER: 0,
+  /** `RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER`: To send only. */
+  SENDONLY_FULLMEMBER: 1,
+} as const);
+/** One of {@link McJoinFlag}. */
+export type McJoinFlag = (typeof McJoinFlag)[keyof typeof McJoinFlag];
+
+/** How an address is looked up. (`RAI_*`) */
+export const AddrInfoFlags = constants('AddrInfoFlags', {
+  /** `RAI_PASSIVE`: To listen there, not to connect to it. */
+  PASSIVE: 1,
+  /** `RAI_NUMERICHOST`: The node is an address already: no name server is asked. */
+  NUMERICHOST: 2,
+  /** `RAI_NOROUTE`: The route is not looked up. */
+  NOROUTE: 4,
+  /** `RAI_FAMILY`: The address must be of the family that the hints name. */
+  FAMILY: 8,
+} as const);
+/** A set of {@link AddrInfoFlags}, joined with |. */
+export type AddrInfoFlags = number;

@@ -3,6 +3,7 @@ import { flagged, hex, named, printed } from '../inspect.ts';
 import { AccessFlags, MigState, Mtu, QpAttrMask, QpState, QpType } from '../native/constants.gen.ts';
 import type { QpCap } from '../native/native.ts';
 import { type AhAttr, ahAttr, type GlobalRoute } from './address-handle.ts';
+import { formatGid } from './gid.ts';
 
 /** Attributes of a queue pair: `struct ibv_qp_attr`. The mask of the C function follows from the keys that are there. */
 export interface QpAttr {
@@ -140,6 +141,27 @@ export function qpCap(value: Partial<QpCap> | undefined, name: string, defaults:
   const cap = { ...defaults, ...readOptions(value, name, CAP_NAMES) };
   for (const key of CAP_NAMES) integer(cap[key], `${name}.${key}`, 0, 0x7fff_ffff);
   return cap;
+}
+
+/** Of all attributes, as the addon gives them, those that a mask names. @internal */
+export function namedAttributes(all: Record<string, unknown>, mask: number): QpAttr {
+  const named: Record<string, unknown> = {};
+  for (const [name, [bit]] of Object.entries(attributes)) if ((mask & bit) !== 0) named[name] = all[name];
+  for (const [name, bit] of [['ahAttr', QpAttrMask.AV] as const, ['altAhAttr', QpAttrMask.ALT_PATH] as const]) {
+    if ((mask & bit) !== 0) named[name] = addressOf(all[name] as NativeAhAttr);
+  }
+  return named as QpAttr;
+}
+
+/** An address as the addon gives it. @internal */
+export type NativeAhAttr = Required<Omit<AhAttr, 'grh'>> & {
+  isGlobal: boolean;
+  grh: Required<Omit<GlobalRoute, 'dgid'>> & { dgid: Uint8Array };
+};
+
+/** The same as `pd.createAh()` takes it. @internal */
+export function addressOf({ isGlobal, grh, ...rest }: NativeAhAttr): AhAttr {
+  return { ...rest, ...(isGlobal && { grh: { ...grh, dgid: formatGid(grh.dgid) } }) };
 }
 
 /**

@@ -145,6 +145,17 @@ export abstract class Resource {
     }
   }
 
+  /** Goes from one parent to another. @internal */
+  protected moveTo(from: Resource, to: Resource): void {
+    const self = this.#self;
+    if (self === undefined) return;
+    this.#parents = this.#parents.map((parent) => (parent === from ? to : parent));
+    from.#children.delete(self);
+    to.#children.add(self);
+    const children = to.#children;
+    collected.register(this, () => children.delete(self), self);
+  }
+
   #openChildren(): Resource[] {
     const open: Resource[] = [];
     for (const ref of this.#children) {

@@ -29,12 +29,20 @@ class Environment {
   // any order.
   std::shared_ptr<AhTable> ahs = std::make_shared<AhTable>();
 
+  // What the ids of the connection manager are told apart by; 0 is none.
+  uint32_t NextCmNumber() {
+    if (++last_cm_number_ == 0) last_cm_number_ = 1;
+    return last_cm_number_;
+  }
+
   // Live objects, oldest first.
   std::list<Cell*> cells;
   // Objects that garbage collection found open.
   uint32_t leaks = 0;
 
  private:
+  uint32_t last_cm_number_ = 0;
+
   // Runs before the finalizers, which come in any order: lets go of everything, newest first.
   static void Cleanup(void* self);
 };

@@ -44,6 +44,7 @@ class Parent {
     parent_.reset();
   }
   P* operator->() const { return parent_.get(); }
+  const std::shared_ptr<P>& share() const { return parent_; }
   explicit operator bool() const { return parent_ != nullptr; }
 
  private:

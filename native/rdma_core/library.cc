@@ -49,4 +49,9 @@ Library& Libmlx5() {
   return library;
 }
 
+Library& Librdmacm() {
+  static Library library("librdmacm.so.1", "NODE_RDMA_LIBRDMACM");
+  return library;
+}
+
 }  // namespace rdma

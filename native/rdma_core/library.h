@@ -45,6 +45,7 @@ void SetMissingFunction(const char* name, const char* since);
 
 Library& Libibverbs();
 Library& Libmlx5();
+Library& Librdmacm();
 
 // Whether a function is of a shared object whose file's name begins so: a provider's, say.
 bool IsFunctionOf(const void* function, const char* file);

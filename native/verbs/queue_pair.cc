@@ -57,6 +57,20 @@ ibv_qp_cap GetCap(const Napi::Object& object) {
   X(IBV_QP_DEST_QPN, "destQpNum", dest_qp_num)                           \
   X(IBV_QP_RATE_LIMIT, "rateLimit", rate_limit)
 
+}  // namespace
+
+Napi::Object QpAttr(Napi::Env env, const ibv_qp_attr& attr) {
+  Napi::Object object = Napi::Object::New(env);
+#define WRITE(bit, name, field) SetNumber(object, name, attr.field);
+  QP_ATTRIBUTES(WRITE)
+#undef WRITE
+  object.Set("ahAttr", AhAttr(env, attr.ah_attr));
+  object.Set("altAhAttr", AhAttr(env, attr.alt_ah_attr));
+  return object;
+}
+
+namespace {
+
 struct Modification {
   std::shared_ptr<QpHandle> qp;
   ibv_qp_attr attr;
@@ -104,12 +118,7 @@ Napi::Value QueryQp(const Napi::CallbackInfo& info) {
   ibv_qp_init_attr init{};
   Check(env,
         FromRet("ibv_query_qp", ibv_query_qp(qp->get(), &attr, static_cast<int>(Uint32Arg(info, 1, "mask")), &init)));
-  Napi::Object object = Napi::Object::New(env);
-#define WRITE(bit, name, field) SetNumber(object, name, attr.field);
-  QP_ATTRIBUTES(WRITE)
-#undef WRITE
-  object.Set("ahAttr", AhAttr(env, attr.ah_attr));
-  object.Set("altAhAttr", AhAttr(env, attr.alt_ah_attr));
+  Napi::Object object = QpAttr(env, attr);
   object.Set("sqDraining", attr.sq_draining != 0);
   Napi::Object cap = Napi::Object::New(env);
   SetCap(cap, attr.cap);

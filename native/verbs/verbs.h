@@ -55,6 +55,8 @@ inline void SetBigInt(Napi::Object object, const char* name, uint64_t value) {
 // A complete struct ibv_ah_attr from the object of that name in `parent`: TypeScript has filled in the defaults.
 ibv_ah_attr GetAhAttr(const Napi::Object& parent, const char* name);
 Napi::Object AhAttr(Napi::Env env, const ibv_ah_attr& attr);
+// All attributes of a queue pair, whether they mean something or not.
+Napi::Object QpAttr(Napi::Env env, const ibv_qp_attr& attr);
 
 // Makes a queue pair from the arguments of createQp(); with `mlx5` by libmlx5.
 Napi::Value CreateQueuePair(const Napi::CallbackInfo& info, mlx5dv_qp_init_attr* mlx5);

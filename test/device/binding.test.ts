@@ -2,6 +2,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { FlowSpecType, QpType, SrqType } from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
 import { encodeFlow } from '../../lib/verbs/flow-spec.ts';
+import { cmFunctions } from './cm.ts';
 import { deviceA, expectNoLeaks, isRxe } from './fixture.ts';
 
 /** The addon by name, without its types: what stands between a mistake in lib/ and a crash. */
@@ -11,7 +12,16 @@ const functions = Object.keys(native).filter((name) => typeof native[name] === '
 const call = (name: string, ...args: unknown[]): unknown => native[name]!(...args);
 
 // Those that take nothing.
-const takesNothing = ['mlx5LoadState', 'census', 'loadState', 'getDeviceList', 'ring'];
+const takesNothing = [
+  'mlx5LoadState',
+  'census',
+  'loadState',
+  'getDeviceList',
+  'ring',
+  'cmLoadState',
+  'createEventChannel',
+  'openCmDevices',
+];
 const cap = () => ({ maxSendWr: 4, maxRecvWr: 4, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 0 });
 const basic = { srqType: SrqType.BASIC, maxWr: 4, maxSge: 1, maxNumTags: 0, maxOps: 1, id: 1 };
 const rc = (more: object = {}) => ({ qpType: QpType.RC, sqSigAll: false, cap: { ...cap(), ...more } });
@@ -185,6 +195,7 @@ describe('every function of the addon', () => {
   it('is known to this test', () => {
     const ofQueues = ['createWorkQueue', 'clearWorkQueue', 'destroyWorkQueue'];
     const others = [...takesNothing, 'setErrorClass', 'openDevice', 'mlx5IsSupported', 'detach', ...ofQueues];
+    others.push('getAddrInfo', ...cmFunctions);
     const texts = ['wcStatusStr', 'eventTypeStr', 'nodeTypeStr', 'portStateStr'];
     expect(functions.filter((name) => !(name in kinds) && !others.includes(name) && !texts.includes(name))).toEqual([]);
   });

@@ -24,7 +24,8 @@ export interface ChildOptions {
 }
 
 /** Path of a program or worker. */
-export const childPath = (name: string): string => fileURLToPath(new URL(`children/${name}.mjs`, import.meta.url));
+export const childPath = (name: string, suffix = 'mjs'): string =>
+  fileURLToPath(new URL(`children/${name}.${suffix}`, import.meta.url));
 
 /** Runs a program to its end. One that does not end by itself is killed at the deadline, which shows as SIGKILL. */
 export function runChild(name: string, args: readonly string[] = [], options: ChildOptions = {}): Promise<Ended> {

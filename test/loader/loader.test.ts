@@ -76,6 +76,17 @@ describe('a machine without libibverbs', () => {
     expect(run(`${load} ${code}`, missing)).toEqual(['::ffff:10.0.0.1', true, 8, 0, 'string', 'ENOMEM']);
   });
 
+  it('says at the first use of the connection manager that librdmacm is missing, and nothing else is disturbed', () => {
+    const env = { ...present, NODE_RDMA_LIBRDMACM: '/nonexistent/librdmacm.so.1' };
+    const code = `print([tried(() => rdma.createEventChannel()), typeof rdma.wcStatusStr(0)]);`;
+    const [error, text] = run(`${load} ${code}`, env) as [Thrown, string];
+    expect(error).toMatchObject({ name: 'RdmaUnavailableError', code: 'ERR_RDMA_UNAVAILABLE' });
+    expect(error.message).toContain('/nonexistent/librdmacm.so.1 cannot be loaded');
+    expect(error.message).toContain('apt-get install librdmacm1');
+    expect(error.message).toContain('NODE_RDMA_LIBRDMACM');
+    expect(text).toBe('string');
+  });
+
   it('says the same again at the second try', () => {
     const code = `const call = () => rdma.getDeviceList(); print([tried(call), tried(call)]);`;
     const [first, second] = run(`${load} ${code}`, missing) as Thrown[];

@@ -1,0 +1,31 @@
+import type { QpCap } from '../native/native.ts';
+import type { ProtectionDomain } from '../verbs/protection-domain.ts';
+import type { QpInitAttr } from '../verbs/qp-init-attr.ts';
+import type { QueuePair } from '../verbs/queue-pair.ts';
+
+/**
+ * The queue pair of an endpoint, with a completion queue for both directions that is as long as both of its queues.
+ *
+ * @param create - makes it; default `pd.createQp()`
+ * @internal
+ */
+export async function createEndpointQp(
+  pd: ProtectionDomain,
+  cap: Partial<QpCap>,
+  create: (attr: QpInitAttr) => QueuePair | Promise<QueuePair> = (attr) => pd.createQp(attr),
+): Promise<QueuePair> {
+  const { maxSendWr = 128, maxRecvWr = 128, maxInlineData = 64 } = cap;
+  const cq = pd.context.createCq(Math.max(maxSendWr + maxRecvWr, 1));
+  try {
+    // Inline data saves a fetch over the bus, but what a device can carry inline differs; some take none at all.
+    try {
+      return await create({ sendCq: cq, cap: { ...cap, maxInlineData } });
+    } catch (error) {
+      if (cap.maxInlineData !== undefined) throw error;
+      return await create({ sendCq: cq, cap });
+    }
+  } catch (error) {
+    cq.close();
+    throw error;
+  }
+}

@@ -1,0 +1,17 @@
+// The tags of the handles of librdmacm, and the exports of each file.
+#pragma once
+
+#include "handles/cm_handle.h"
+#include "verbs/verbs.h"
+
+namespace rdma {
+
+RDMA_HANDLE_TYPE(CmChannelHandle, "EventChannel", 20);
+RDMA_HANDLE_TYPE(CmIdHandle, "CmId", 21);
+
+void ExportEventChannel(Napi::Object exports);
+void ExportCmId(Napi::Object exports);
+void ExportConnection(Napi::Object exports);
+void ExportAddrInfo(Napi::Object exports);
+
+}  // namespace rdma

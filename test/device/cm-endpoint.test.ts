@@ -1,0 +1,180 @@
+import { readdirSync } from 'node:fs';
+import { expect, it } from 'vitest';
+import {
+  CmError,
+  type CmListener,
+  connect,
+  type Endpoint,
+  listen,
+  type MemoryRegion,
+  openDevice,
+  type ProtectionDomain,
+  RdmaClosedError,
+  RemoteRegion,
+} from '../../lib/index.ts';
+import { addressA, addressB, describeCm, deviceA, deviceB, newPort, rejection } from './cm.ts';
+import { ALL_ACCESS, DEADLINE_MS, expectNoLeaks, fill, thrown, within } from './fixture.ts';
+
+const timeoutMs = DEADLINE_MS;
+
+/** A protection domain and memory on each device. */
+class Memory implements Disposable {
+  readonly a: MemoryRegion;
+  readonly b: MemoryRegion;
+  readonly pdA: ProtectionDomain;
+  readonly pdB: ProtectionDomain;
+  constructor() {
+    this.pdA = openDevice(deviceA).allocPd();
+    this.pdB = openDevice(deviceB).allocPd();
+    this.a = this.pdA.allocSync(8192, { access: ALL_ACCESS });
+    this.b = this.pdB.allocSync(8192, { access: ALL_ACCESS });
+  }
+  [Symbol.dispose](): void {
+    for (const pd of [this.pdA, this.pdB]) pd.context.close({ cascade: true });
+  }
+}
+
+/** Both ends of a connection to the listener. */
+async function pair(memory: Memory, listener: CmListener): Promise<[a: Endpoint, b: Endpoint]> {
+  const to = { host: addressB, localAddress: addressA, port: listener.port };
+  const accepted = listener.getRequest().then((request) => request.accept({ pd: memory.pdB, timeoutMs }));
+  return Promise.all([connect({ pd: memory.pdA, ...to, timeoutMs }), accepted]);
+}
+
+describeCm('listen() and connect()', () => {
+  expectNoLeaks();
+
+  it('give endpoints with promises, what was sent along, and receives that were there before', async () => {
+    using memory = new Memory();
+    const listener = await listen({ port: 0, host: addressB });
+    expect(listener.address).toMatchObject({ address: addressB, family: 'IPv4' });
+    expect(listener.port).toBeGreaterThan(0);
+    const { pdA, pdB, a: mrA, b: mrB } = memory;
+
+    const token = JSON.stringify(mrB.remote());
+    const serving = (async () => {
+      for await (const request of listener) {
+        expect(request.device).toBe(deviceB);
+        expect(request.peerAddress.address).toBe(addressA);
+        expect(request.privateData.toString('utf8', 0, 5)).toBe('hello');
+        const endpoint = await request.accept({
+          pd: pdB,
+          privateData: Buffer.from(token),
+          recvs: () => [mrB.slice(4096, 64)],
+          timeoutMs,
+        });
+        return endpoint;
+      }
+      throw new Error('nobody came');
+    })();
+    const options = { pd: pdA, host: addressB, localAddress: addressA, port: listener.port, timeoutMs };
+    const a = await connect({ ...options, privateData: Buffer.from('hello') });
+    const b = await within(serving, 'the request');
+    expect(a.privateData.length).toBe(196);
+    const remote = RemoteRegion.parse(a.privateData.subarray(0, token.length));
+
+    const length = mrA.buffer.write('the first message');
+    const [received] = await Promise.all([b.recvs[0], a.send(mrA.slice(0, length))]);
+    expect(received).toEqual({ byteLen: length, immData: undefined });
+    expect(mrB.buffer.toString('utf8', 4096, 4096 + length)).toBe('the first message');
+
+    const written = fill(mrA.buffer, 9).subarray(0, 4096);
+    await a.write(mrA.slice(0, 4096), remote.slice(0, 4096));
+    expect(mrB.buffer.subarray(0, 4096).equals(written)).toBe(true);
+    mrA.buffer.fill(0);
+    await a.read(mrA.slice(0, 4096), remote.slice(0, 4096));
+    expect(mrA.buffer.subarray(0, 4096).equals(written)).toBe(true);
+
+    await Promise.all([a.close(), b.close()]);
+    await listener.close();
+    await listener.close();
+  });
+
+  it('tell an endpoint when its peer has left: what is under way rejects, and nothing hangs', async () => {
+    using memory = new Memory();
+    const listener = await listen({ port: 0, host: addressB });
+    const [a, b] = await pair(memory, listener);
+    const pending = [rejection(b.recv(memory.b.slice(0, 64))), rejection(b.recv(memory.b.slice(64, 64)))];
+    await a.close();
+    for (const error of await Promise.all(pending)) expect(error).toMatchObject({ statusName: 'WR_FLUSH_ERR' });
+    expect(await rejection(a.send())).toBeInstanceOf(RdmaClosedError);
+    await b.close();
+    await b.close();
+    await listener.close();
+  });
+
+  it('rejects with a reason, and says so when nobody listens', async () => {
+    using memory = new Memory();
+    const listener = await listen({ port: 0, host: addressB });
+    const to = { pd: memory.pdA, host: addressB, localAddress: addressA, port: listener.port, timeoutMs };
+    const refused = rejection(connect(to));
+    (await listener.getRequest()).reject(Buffer.from('full'));
+    const error = (await refused) as CmError;
+    expect(error).toBeInstanceOf(CmError);
+    expect(error).toMatchObject({ code: 'ECONNREFUSED', status: 28 });
+    expect(error.privateData.toString('utf8', 0, 4)).toBe('full');
+    const waiting = rejection(listener.getRequest());
+    await listener.close();
+    expect(await waiting).toBeInstanceOf(RdmaClosedError);
+    expect(await rejection(connect(to))).toMatchObject({ code: 'ECONNREFUSED', status: 8 });
+  });
+
+  it('gives up at the deadline, at a signal, and on the wrong device, and leaves nothing behind', async () => {
+    using memory = new Memory();
+    const listener = await listen({ port: 0, host: addressB });
+    const to = { pd: memory.pdA, host: addressB, localAddress: addressA, port: listener.port };
+    const late = await rejection(connect({ ...to, timeoutMs: 1500 }));
+    expect(late).toMatchObject({ code: 'ETIMEDOUT', message: 'No connection within 1500 ms' });
+    const reason = new Error('enough');
+    const controller = new AbortController();
+    const aborted = rejection(connect({ ...to, timeoutMs, signal: controller.signal }));
+    controller.abort(reason);
+    expect(await aborted).toBe(reason);
+    expect(await rejection(connect({ ...to, signal: AbortSignal.abort(reason) }))).toBe(reason);
+    const wrong = await rejection(connect({ ...to, pd: memory.pdB, timeoutMs }));
+    expect(wrong.message).toBe('pd is of rxe1, but the id is bound to rxe0');
+    // What nobody has answered is rejected with the listener.
+    await listener.close();
+  });
+
+  it('connections come and go; descriptors and objects are as before', { timeout: 400_000 }, async () => {
+    using memory = new Memory();
+    const listener = await listen({ port: 0, host: addressB });
+    const cycles = 20;
+    let before = 0;
+    for (let i = 0; i < cycles; i++) {
+      const [a, b] = await pair(memory, listener);
+      memory.a.buffer.writeUInt32LE(i);
+      await Promise.all([b.recv(memory.b.slice(0, 64)), a.send(memory.a.slice(0, 4))]);
+      expect(memory.b.buffer.readUInt32LE()).toBe(i);
+      // Either end may be the first to leave.
+      await (i % 3 === 0 ? a : b).close();
+      await (i % 3 === 0 ? b : a).close();
+      if (i === 1) before = readdirSync('/proc/self/fd').length;
+    }
+    expect(readdirSync('/proc/self/fd').length).toBe(before);
+    await listener.close();
+  });
+
+  it('refuse wrong options, naming them', async () => {
+    using memory = new Memory();
+    const { pdA: pd } = memory;
+    const to = { pd, host: addressB, port: newPort() };
+    const cases: [object, RegExp][] = [
+      [{ ...to, portt: 1 }, /Unknown option 'portt'/],
+      [{ ...to, pd: {} }, /options.pd must be a ProtectionDomain/],
+      [{ ...to, port: 0 }, /options.port/],
+      [{ ...to, host: 7 }, /options.host/],
+      [{ ...to, timeoutMs: -1 }, /options.timeoutMs/],
+      [{ ...to, recvs: [] }, /options.recvs must be a function/],
+      [{ ...to, tos: 256 }, /options.tos/],
+      [{ ...to, localAddress: 'nowhere' }, /is not an IP address/],
+    ];
+    for (const [options, message] of cases) {
+      expect((await rejection(connect(options as Parameters<typeof connect>[0]))).message).toMatch(message);
+    }
+    expect((await rejection(listen({ port: 70_000 }))).message).toMatch(/options.port/);
+    expect((await rejection(listen({ port: 0, backlog: 0 }))).message).toMatch(/options.backlog/);
+    expect(thrown(() => memory.pdA.close()).name).toBe('BusyError');
+  });
+});
