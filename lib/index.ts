@@ -79,8 +79,9 @@ export {
 } from './verbs/completion-queue-ex.ts';
 export { Context } from './verbs/context.ts';
 export { Counters } from './verbs/counters.ts';
-export { type Device, getDeviceList, openDevice } from './verbs/device.ts';
+export { type Device, getDeviceList, importDevice, openDevice } from './verbs/device.ts';
 export type { DeviceAttr, DeviceAttrEx, PortAttr, RtValues } from './verbs/device-attributes.ts';
+export { DeviceMemory } from './verbs/device-memory.ts';
 export { Flow } from './verbs/flow.ts';
 export type {
   FlowAttr,
@@ -100,20 +101,23 @@ export type {
   FlowTunnelFilter,
 } from './verbs/flow-spec.ts';
 export { chooseGid, formatGid, type GidEntry, parseGid } from './verbs/gid.ts';
-export { MemoryRegion, MemorySlice } from './verbs/memory-region.ts';
+export { ImplicitRegion } from './verbs/implicit-region.ts';
+export { MemoryRegion, MemorySlice, type ReregMrChange } from './verbs/memory-region.ts';
 export { MemoryWindow } from './verbs/memory-window.ts';
-export { type AllocOptions, ProtectionDomain, type RegMrOptions } from './verbs/protection-domain.ts';
+export { ProtectionDomain } from './verbs/protection-domain.ts';
 export type { QpAttr, QpAttrs } from './verbs/qp-attributes.ts';
 export type { QpInitAttr } from './verbs/qp-init-attr.ts';
 export { QueuePair } from './verbs/queue-pair.ts';
 export { ReceiveWorkQueue, RwqIndTable, type WqAttr, type WqInitAttr } from './verbs/receive-work-queue.ts';
 export { RecvList, type RecvWr } from './verbs/recv-list.ts';
+export type { AllocOptions, RegDmabufMrOptions, RegMrOptions } from './verbs/registration.ts';
 export { RemoteRegion, type RemoteRegionToken, RemoteSlice } from './verbs/remote-region.ts';
 export { Resource } from './verbs/resource.ts';
 export { SendList } from './verbs/send-list.ts';
 export type { SendWr, Tso } from './verbs/send-wr.ts';
 export { SharedReceiveQueue, type SrqAttr, type SrqInitAttr } from './verbs/shared-receive-queue.ts';
 export { eventTypeStr, nodeTypeStr, portStateStr, wcStatusName, wcStatusStr } from './verbs/text.ts';
+export { ThreadDomain } from './verbs/thread-domain.ts';
 export type { WorkCompletion } from './verbs/work-completion.ts';
 export { XrcDomain, type XrcdInitAttr } from './verbs/xrc-domain.ts';
 export { XrcRecvQueuePair } from './verbs/xrc-recv-queue-pair.ts';

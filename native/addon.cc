@@ -33,6 +33,7 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   ExportDeviceAttributes(exports);
   ExportProtectionDomain(exports);
   ExportMemoryRegion(exports);
+  ExportDeviceMemory(exports);
   ExportCompletionChannel(exports);
   ExportCompletionQueue(exports);
   ExportQueuePair(exports);

@@ -482,7 +482,7 @@ export class CmId extends Resource {
   protected destroy(): void {
     this.#groups.leaveAll();
     binding().destroyCmId(this.#handle);
-    this.#channel.leave(this.#number, this);
+    this.#channel.forget(this.#number, this);
     if (this.#watcher) this.#channel.watch(-1);
     this.#steps.rejectAll(new RdmaClosedError(this.describe()));
   }

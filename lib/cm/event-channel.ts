@@ -182,7 +182,7 @@ export class EventChannel extends Resource {
   }
 
   /** An id is closed: nobody waits for its events any more, and those that are here are late. @internal */
-  leave(number: number, id: CmId): void {
+  forget(number: number, id: CmId): void {
     this.#ids.delete(number);
     for (const waiter of this.#waiters) if (waiter.id === id) waiter.reject(new RdmaClosedError(id.describe()));
   }

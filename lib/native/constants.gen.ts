@@ -257,6 +257,26 @@ export const AccessFlags = constants('AccessFlags', {
 /** A set of {@link AccessFlags}, joined with |. */
 export type AccessFlags = number;
 
+/** What is going to happen with on-demand memory. (`ibv_advise_mr_advice`) */
+export const AdviseMrAdvice = constants('AdviseMrAdvice', {
+  /** `IBV_ADVISE_MR_ADVICE_PREFETCH`: It is going to be read: make its pages present. */
+  PREFETCH: 0,
+  /** `IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE`: It is going to be written, too. */
+  PREFETCH_WRITE: 1,
+  /** `IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT`: Tell the device of the pages that are present, and fault none in. Since rdma-core 33. */
+  PREFETCH_NO_FAULT: 2,
+} as const);
+/** One of {@link AdviseMrAdvice}. */
+export type AdviseMrAdvice = (typeof AdviseMrAdvice)[keyof typeof AdviseMrAdvice];
+
+/** How an advice is carried out. (`ib_uverbs_advise_mr_flag`) */
+export const AdviseMrFlags = constants('AdviseMrFlags', {
+  /** `IBV_ADVISE_MR_FLAG_FLUSH`: Finish it before the call returns, and fail where it fails. */
+  FLUSH: 1,
+} as const);
+/** A set of {@link AdviseMrFlags}, joined with |. */
+export type AdviseMrFlags = number;
+
 /** State of a queue pair. (`ibv_qp_state`) */
 export const QpState = constants('QpState', {
   /** `IBV_QPS_RESET`: Just created or reset; nothing can be posted. */

@@ -24,6 +24,8 @@ export type XrcdHandle = Handle<'XrcDomain'>;
 export type CmChannelHandle = Handle<'EventChannel'>;
 export type CmEventsHandle = Handle<'CmEvents'>;
 export type CmIdHandle = Handle<'CmId'>;
+export type DmHandle = Handle<'DeviceMemory'>;
+export type TdHandle = Handle<'ThreadDomain'>;
 
 export interface NativeDevice {
   name: string;
@@ -45,7 +47,70 @@ export interface NativeMr {
   addr: bigint;
   lkey: number;
   rkey: number;
+  nativeHandle: number;
 }
+
+export interface NativeContext {
+  handle: ContextHandle;
+  name: string;
+  numCompVectors: number;
+  cmdFd: number;
+}
+
+export interface NativePd {
+  handle: PdHandle;
+  nativeHandle: number;
+}
+
+type RegDmabufMrArgs = readonly [
+  pd: PdHandle,
+  fd: number,
+  offset: number,
+  length: number,
+  iova: bigint,
+  access: number,
+];
+
+/** A region that was registered anew, or was not: then `errno` is not 0. */
+export interface ChangedMr extends Omit<NativeMr, 'handle'> {
+  errno: number;
+  isKept: boolean;
+}
+
+type ReregMrArgs = readonly [
+  mr: MrHandle,
+  pd: PdHandle | null,
+  access: number | null,
+  memory: ArrayBuffer | null,
+  offset: number,
+  length: number,
+];
+
+type RegMrArgs = readonly [
+  pd: PdHandle,
+  memory: ArrayBuffer,
+  offset: number,
+  length: number,
+  access: number,
+  iova: bigint | undefined,
+];
+
+/** Length null: all of memory, for implicit on-demand paging. */
+type RegMrAddressArgs = readonly [
+  pd: PdHandle,
+  address: bigint,
+  length: number | null,
+  access: number,
+  iova: bigint | undefined,
+];
+
+type AllocMrArgs = readonly [
+  pd: PdHandle,
+  length: number,
+  access: number,
+  hugePages: boolean,
+  iova: bigint | undefined,
+];
 
 export interface NativeGidEntry {
   gid: Uint8Array;
@@ -172,7 +237,8 @@ export interface Binding {
   destroyAsyncEvents(events: AsyncEventsHandle): void;
 
   getDeviceList(): NativeDevice[];
-  openDevice(name: string): { handle: ContextHandle; numCompVectors: number };
+  openDevice(name: string): NativeContext;
+  importDevice(cmdFd: number): NativeContext;
   closeDevice(context: ContextHandle): void;
   wcStatusStr(status: number): string | null;
   eventTypeStr(type: number): string | null;
@@ -188,18 +254,34 @@ export interface Binding {
   queryGidTable(context: ContextHandle, maxEntries: number): NativeGidEntry[];
   queryPkey(context: ContextHandle, portNum: number, index: number): number;
 
-  allocPd(context: ContextHandle): PdHandle;
+  allocPd(context: ContextHandle): NativePd;
+  importPd(context: ContextHandle, handle: number): NativePd;
+  allocParentDomain(context: ContextHandle, pd: PdHandle, td: TdHandle | null): NativePd;
+  allocTd(context: ContextHandle): TdHandle;
+  deallocTd(td: TdHandle): void;
   deallocPd(pd: PdHandle): void;
 
-  regMr(pd: PdHandle, memory: ArrayBuffer, offset: number, length: number, access: number): Promise<NativeMr>;
-  regMrSync(pd: PdHandle, memory: ArrayBuffer, offset: number, length: number, access: number): NativeMr;
-  allocMr(
-    pd: PdHandle,
-    length: number,
-    access: number,
-    hugePages: boolean,
-  ): Promise<NativeMr & { buffer: ArrayBuffer }>;
-  allocMrSync(pd: PdHandle, length: number, access: number, hugePages: boolean): NativeMr & { buffer: ArrayBuffer };
+  regMr(...args: RegMrArgs): Promise<NativeMr>;
+  regMrSync(...args: RegMrArgs): NativeMr;
+  regMrAddress(...args: RegMrAddressArgs): Promise<NativeMr>;
+  regMrAddressSync(...args: RegMrAddressArgs): NativeMr;
+  allocMr(...args: AllocMrArgs): Promise<NativeMr & { buffer: ArrayBuffer }>;
+  allocMrSync(...args: AllocMrArgs): NativeMr & { buffer: ArrayBuffer };
+  reregMr(...args: ReregMrArgs): Promise<ChangedMr>;
+  reregMrSync(...args: ReregMrArgs): ChangedMr;
+  allocNullMr(pd: PdHandle): NativeMr;
+  regDmabufMr(...args: RegDmabufMrArgs): Promise<NativeMr>;
+  regDmabufMrSync(...args: RegDmabufMrArgs): NativeMr;
+  regDmMr(pd: PdHandle, dm: DmHandle, offset: number, length: number, access: number): NativeMr;
+  importMr(pd: PdHandle, handle: number, iova: bigint): NativeMr & { length: number };
+  allocDm(context: ContextHandle, length: number, logAlign: number): { handle: DmHandle; nativeHandle: number };
+  importDm(context: ContextHandle, handle: number): { handle: DmHandle; nativeHandle: number };
+  freeDm(dm: DmHandle): void;
+  memcpyToDm(dm: DmHandle, offset: number, bytes: Uint8Array): void;
+  memcpyFromDm(dm: DmHandle, offset: number, bytes: Uint8Array): void;
+  /** `slices`: an array of `struct ibv_sge`. */
+  adviseMr(pd: PdHandle, advice: number, flags: number, slices: ArrayBuffer): Promise<void>;
+  addressOf(memory: ArrayBuffer, offset: number, length: number): bigint;
   deregMr(mr: MrHandle): void;
   detach(buffer: ArrayBuffer): void;
 
@@ -307,7 +389,7 @@ export interface Binding {
     qp: QpHandle,
     mw: MwHandle,
     mr: MrHandle,
-    offset: number,
+    addr: bigint,
     length: number,
     access: number,
     sendFlags: number,

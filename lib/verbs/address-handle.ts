@@ -92,7 +92,7 @@ export class AddressHandle extends Resource {
   /** @internal */
   constructor(pd: ProtectionDomain, native: { handle: AhHandle; number: number }, attr: CompleteAhAttr) {
     super([pd]);
-    this.pd = pd;
+    this.pd = pd.root;
     this.#number = native.number;
     this.#handle = native.handle;
     this.#attr = attr;

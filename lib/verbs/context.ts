@@ -14,7 +14,7 @@ import {
 import { RdmaError } from '../errors.ts';
 import { binding, verbs } from '../native/binding.ts';
 import { QpType } from '../native/constants.gen.ts';
-import type { ContextHandle, NativeGidEntry, NativeMlx5CqInitAttr } from '../native/native.ts';
+import type { ContextHandle, NativeContext, NativeGidEntry, NativeMlx5CqInitAttr } from '../native/native.ts';
 import { type AsyncEvent, AsyncEvents } from './async-event.ts';
 import { CompletionChannel } from './completion-channel.ts';
 import { CompletionQueue, type CqOptions } from './completion-queue.ts';
@@ -28,12 +28,14 @@ import {
   printedPortAttr,
   type RtValues,
 } from './device-attributes.ts';
+import { DeviceMemory } from './device-memory.ts';
 import { chooseGid, formatGid, type GidEntry, printedGidEntry } from './gid.ts';
 import { explainPort } from './limits.ts';
 import { ProtectionDomain } from './protection-domain.ts';
 import { ReceiveWorkQueue, RwqIndTable, type WqInitAttr } from './receive-work-queue.ts';
 import { Resource } from './resource.ts';
 import { sysfsGidTable } from './sysfs-gid-table.ts';
+import { ThreadDomain } from './thread-domain.ts';
 import { XrcDomain, type XrcdInitAttr } from './xrc-domain.ts';
 import { XrcRecvQueuePair } from './xrc-recv-queue-pair.ts';
 
@@ -46,6 +48,11 @@ export class Context extends Resource {
   readonly name: string;
   /** Completion vectors that events can be spread over. */
   readonly numCompVectors: number;
+  /**
+   * Descriptor of the device file: who has it, in this process or another one, can import the device and what was made
+   * here. A child process gets it by the `stdio` option of `child_process.spawn()`.
+   */
+  readonly cmdFd: number;
   /** @internal */
   readonly handle: ContextHandle;
   /** @internal */
@@ -53,10 +60,10 @@ export class Context extends Resource {
   #channel: CompletionChannel | undefined;
 
   /** @internal */
-  constructor(name: string) {
-    const native = verbs().openDevice(name);
+  constructor(native: NativeContext) {
     super([]);
-    this.name = name;
+    this.name = native.name;
+    this.cmdFd = native.cmdFd;
     this.handle = native.handle;
     const self = new WeakRef(this);
     this.events = new AsyncEvents(native.handle, () => self.deref()?.lose());
@@ -261,7 +268,65 @@ export class Context extends Resource {
    */
   allocPd(): ProtectionDomain {
     this.requireOpen();
-    return new ProtectionDomain(this);
+    return new ProtectionDomain(this, binding().allocPd(this.handle));
+  }
+
+  /**
+   * The domain of another context of the same device file: see `importDevice()`. The context that allocated it
+   * deallocates it; closing the imported one only lets go of it.
+   *
+   * @param handle - its `nativeHandle` there
+   * @throws RdmaError ENOENT when there is no such domain; EOPNOTSUPP where the provider has no import
+   * @see ibv_import_pd(3)
+   */
+  importPd(handle: number): ProtectionDomain {
+    this.requireOpen();
+    const native = binding().importPd(this.handle, uint32(handle, 'handle'));
+    return new ProtectionDomain(this, native, { destroyVerb: 'ibv_unimport_pd' });
+  }
+
+  /**
+   * Allocates a thread domain, for `pd.allocParentDomain()`.
+   *
+   * @throws RdmaError EOPNOTSUPP where the provider has none
+   * @see ibv_alloc_td(3)
+   */
+  allocTd(): ThreadDomain {
+    this.requireOpen();
+    return new ThreadDomain(this);
+  }
+
+  /**
+   * Allocates memory on the device.
+   *
+   * @param attr - `length`: bytes; `logAlignReq`: the alignment needed, as a power of two, such as 3 for atomics.
+   *   Default 0
+   * @throws RdmaError EOPNOTSUPP where the device or its provider has none; ENOMEM when it has no more; EINVAL for more
+   *   than it has at all
+   * @see ibv_alloc_dm(3)
+   */
+  allocDm(attr: { length: number; logAlignReq?: number }): DeviceMemory {
+    this.requireOpen();
+    const { length, logAlignReq = 0 } = readOptions(attr, 'attr', ['length', 'logAlignReq']);
+    const bytes = integer(length, 'attr.length', 1, Number.MAX_SAFE_INTEGER);
+    const native = binding().allocDm(this.handle, bytes, integer(logAlignReq, 'attr.logAlignReq', 0, 63));
+    return new DeviceMemory(this, native, bytes, 'ibv_free_dm');
+  }
+
+  /**
+   * The device memory of another context of the same device file: see `importDevice()`. The context that allocated it
+   * frees it; closing the imported one only lets go of it.
+   *
+   * @param handle - its `nativeHandle` there
+   * @param length - its `length` there, which the library does not tell
+   * @throws RdmaError ENOENT when there is none; EOPNOTSUPP where the provider, or rdma-core before 35, has no import
+   * @see ibv_import_dm(3)
+   */
+  importDm(handle: number, length: number): DeviceMemory {
+    this.requireOpen();
+    integer(length, 'length', 1, Number.MAX_SAFE_INTEGER);
+    const native = binding().importDm(this.handle, uint32(handle, 'handle'));
+    return new DeviceMemory(this, native, length, 'ibv_unimport_dm');
   }
 
   /**

@@ -1,5 +1,5 @@
 import { constants } from 'node:os';
-import { typeError } from '../args.ts';
+import { integer, typeError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { named, printed } from '../inspect.ts';
 import { verbs } from '../native/binding.ts';
@@ -79,7 +79,7 @@ export function openDevice(device: string | Device | undefined = process.env.NOD
 
 function open(name: string): Context {
   try {
-    return new Context(name);
+    return new Context(verbs().openDevice(name));
   } catch (error) {
     if (!(error instanceof RdmaError)) throw error;
     if (error.code === 'ENODEV') {
@@ -88,4 +88,18 @@ function open(name: string): Context {
     }
     throw error.explained(`device '${name}'; see diagnose()`);
   }
+}
+
+/**
+ * A context of a device that is open elsewhere: in another thread of this process, or in a process that has handed its
+ * descriptor over. `context.importPd()`, `pd.importMr()` and `context.importDm()` find what was made there, by its
+ * `nativeHandle`.
+ *
+ * @param cmdFd - the `cmdFd` of the other context, or a duplicate; it is duplicated, and stays the caller's
+ * @throws RdmaError EBADF or EINVAL when it is no device file; EOPNOTSUPP where the provider, or rdma-core before 31, has
+ *   no import
+ * @see ibv_import_device(3)
+ */
+export function importDevice(cmdFd: number): Context {
+  return new Context(verbs().importDevice(integer(cmdFd, 'cmdFd', 0, 0x7fff_ffff)));
 }

@@ -1,75 +1,99 @@
-import { readFileSync } from 'node:fs';
 import { inspect } from 'node:util';
-import { integer, rangeError, stateError, typeError } from '../args.ts';
-import type { RdmaError } from '../errors.ts';
+import { markAsUntransferable } from 'node:worker_threads';
+import { instance, integer, rangeError, readOptions, stateError, uint32, valueError } from '../args.ts';
+import { BusyError, RdmaError } from '../errors.ts';
 import { flagged, hex, type Inspecting, shown } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
-import type { MrHandle, NativeMr } from '../native/native.ts';
-import type { Context } from './context.ts';
+import type { ChangedMr, MrHandle, NativeMr } from '../native/native.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
+import { memoryOf } from './registration.ts';
 import type { RemoteRegionToken } from './remote-region.ts';
 import { Resource } from './resource.ts';
 
+/** What a region covers. @internal */
+export interface RegionMemory {
+  /** Bytes. */
+  length: number;
+  /** Those bytes, where JavaScript sees them. */
+  view?: Buffer;
+  /** Memory of our own, to be taken away when the region is closed; else it is the caller's. */
+  owned?: ArrayBuffer;
+  /** What it needs besides its domain. */
+  parents?: Resource[];
+}
+
+/** What `mr.rereg()` changes; what is missing stays as it is. */
+export interface ReregMrChange {
+  /** The domain that it is to belong to, of the same device. */
+  pd?: ProtectionDomain;
+  /** The memory that it is to cover, as `pd.regMr()` takes it. */
+  memory?: ArrayBufferView | ArrayBuffer;
+  /** `AccessFlags` joined with `|`. */
+  access?: number;
+}
+
 /**
- * Registered memory: `struct ibv_mr`. Made by `pd.alloc()` or `pd.regMr()`. The memory is kept alive until the region is
- * closed, and longer where the device still uses it.
+ * Registered memory: `struct ibv_mr`. Made by `pd.alloc()` or `pd.regMr()`, and the other ways to register that
+ * ProtectionDomain has. The memory is kept alive until the region is closed, and longer where the device still uses it.
  *
  * @see ibv_reg_mr(3)
  */
 export class MemoryRegion extends Resource {
-  /**
-   * The registered bytes, in place: what the NIC writes is here, with no copy. Once the region is closed it is empty if
-   * it was made by `alloc()`, and the caller's as before if it was made by `regMr()`.
-   */
-  readonly buffer: Buffer;
   /** The access flags it was registered with. */
   readonly access: number;
   /** The domain it belongs to. */
   readonly pd: ProtectionDomain;
+  /** Address by which requests, and peers, name the first byte: where it lies in memory, unless `iova` said another. */
+  readonly addr: bigint;
+  /** The key that requests of this process name the region by. */
+  readonly lkey: number;
+  /** The key that a peer names it by. It is a capability: who has it may use the region as `access` says. */
+  readonly rkey: number;
+  /** What the kernel knows the region by: for `pd.importMr()` where the device is imported. */
+  readonly nativeHandle: number;
+  /** Length in bytes. */
+  readonly length: number;
 
   /** @internal */
   readonly handle: MrHandle;
-  readonly #native: NativeMr;
-  readonly #length: number;
-  // Ours to take away at close; the caller's memory is left alone.
-  readonly #owned: ArrayBuffer | undefined;
+  readonly #memory: RegionMemory;
+  // Whether a re-registration is under way, or has failed in a way that leaves nothing that can be used.
+  #change: 'none' | 'running' | 'lost' = 'none';
 
   /** @internal */
-  constructor(pd: ProtectionDomain, native: NativeMr, buffer: Buffer, access: number, owned?: ArrayBuffer) {
-    super([pd]);
-    this.pd = pd;
-    this.buffer = buffer;
-    this.#native = native;
-    this.#length = buffer.length;
+  constructor(pd: ProtectionDomain, native: NativeMr, access: number, memory: RegionMemory) {
+    super([pd, ...(memory.parents ?? [])]);
+    this.pd = pd.root;
     this.access = access;
+    this.addr = native.addr;
+    this.lkey = native.lkey;
+    this.rkey = native.rkey;
+    this.nativeHandle = native.nativeHandle;
     this.handle = native.handle;
-    this.#owned = owned;
+    this.length = memory.length;
+    this.#memory = memory;
   }
 
-  /** Virtual address of the first byte. */
-  get addr(): bigint {
-    return this.#native.addr;
+  /**
+   * The registered bytes, in place: what the NIC writes is here, with no copy. Once the region is closed it is empty if
+   * it was made by `alloc()`, and the caller's as before if it was made by `regMr()`.
+   *
+   * @throws Error `ERR_INVALID_STATE` for a region whose memory JavaScript does not see: see `hasBuffer`
+   */
+  get buffer(): Buffer {
+    if (this.#memory.view) return this.#memory.view;
+    throw stateError(`${this.describe()} has no buffer: JavaScript does not see its memory`);
   }
 
-  /** Length in bytes. */
-  get length(): number {
-    return this.#length;
+  /** Whether there is a `buffer`. */
+  get hasBuffer(): boolean {
+    return this.#memory.view !== undefined;
   }
 
-  /** The key that requests of this process name the region by. */
-  get lkey(): number {
-    return this.#native.lkey;
-  }
-
-  /** The key that a peer names it by. It is a capability: who has it may use the region as `access` says. */
-  get rkey(): number {
-    return this.#native.rkey;
-  }
-
-  /** Whether the memory is the caller's, who can take it away. @internal */
+  /** Whether each request that uses it must ask `requireOpen()`, because it may have become unusable. @internal */
   get isBorrowed(): boolean {
-    return this.#owned === undefined;
+    return (this.#memory.owned === undefined && this.hasBuffer) || this.#change !== 'none';
   }
 
   /**
@@ -80,11 +104,14 @@ export class MemoryRegion extends Resource {
    */
   override requireOpen(): void {
     super.requireOpen();
-    if (this.#owned === undefined && this.buffer.length !== this.#length) {
+    const { view, owned } = this.#memory;
+    if (view && !owned && view.length !== this.length) {
       throw stateError(
         `The memory of ${this.describe()} was detached: it must stay where it is until the region is closed`,
       );
     }
+    if (this.#change === 'running') throw stateError(`${this.describe()} is being registered anew`);
+    if (this.#change === 'lost') throw stateError(`${this.describe()} was lost by rereg(): it can only be closed`);
   }
 
   /**
@@ -110,6 +137,91 @@ export class MemoryRegion extends Resource {
     return { addr: `0x${this.addr.toString(16)}`, rkey: this.rkey, length: this.length };
   }
 
+  /**
+   * Registers the region anew: with other memory, other access, in another domain. As if it was closed and another one
+   * made, but in one step, and with less work where the memory stays. So this region is closed when it succeeds, and what
+   * was made of it before ends with it: slices are refused with `ERR_RDMA_CLOSED`; a peer's token works on as far as the
+   * device has kept its key, so send a new one. While it runs the region cannot be used. Pins pages on a thread of the
+   * pool.
+   *
+   * @returns the region that this one has become; `buffer` stays in place where `memory` is not given
+   * @throws BusyError while requests in flight use the region, with their number; nothing is changed
+   * @throws RdmaError EOPNOTSUPP where the device or its provider cannot; the region is as it was
+   * @throws RdmaError with the kernel's errno: the message says whether the region is as it was, or lost. One that is
+   *   lost can only be closed, and until then holds the memory that it had and the memory that it was to have
+   * @see ibv_rereg_mr(3)
+   */
+  async rereg(change: ReregMrChange): Promise<MemoryRegion> {
+    const { pd, access, memory, args } = this.#reregArgs(change);
+    this.#setChange('running');
+    try {
+      const pending = binding().reregMr(...args);
+      return this.#reregistered(await this.track(pd.track(pending)), pd, access, memory);
+    } finally {
+      if (this.#change === 'running') this.#setChange('none');
+    }
+  }
+
+  /** As `rereg()`, but on this thread: it blocks for as long as pages take to be pinned. */
+  reregSync(change: ReregMrChange): MemoryRegion {
+    const { pd, access, memory, args } = this.#reregArgs(change);
+    return this.#reregistered(binding().reregMrSync(...args), pd, access, memory);
+  }
+
+  #reregArgs(change: ReregMrChange) {
+    this.requireOpen();
+    const known = ['pd', 'memory', 'access'] as const;
+    const { pd, memory, access } = readOptions(change, 'change', known);
+    if (pd === undefined && memory === undefined && access === undefined) {
+      throw valueError(`change must have at least one of ${known.join(', ')}`);
+    }
+    if (!this.hasBuffer || this.#memory.parents) {
+      throw valueError('Only a region of memory of this process (alloc(), regMr()) can be registered anew');
+    }
+    if (pd !== undefined) {
+      // The class by way of an instance: its file needs this one.
+      instance(pd, 'change.pd', this.pd.constructor as typeof ProtectionDomain).requireOpen();
+      if (pd.context !== this.pd.context) throw valueError('change.pd is of another device');
+    }
+    if (access !== undefined) uint32(access, 'change.access');
+    const given = memory === undefined ? undefined : memoryOf(memory, 'change.memory');
+    const inFlight = this.pd.inFlight(this);
+    if (inFlight > 0) {
+      const detail = `${this.describe()} is used by ${inFlight} work request(s) in flight`;
+      throw new BusyError('ibv_rereg_mr', detail);
+    }
+    if (given) markAsUntransferable(given.buffer);
+    const args = [
+      this.handle,
+      pd?.handle ?? null,
+      access ?? null,
+      given?.buffer ?? null,
+      given?.view.byteOffset ?? 0,
+      given?.view.length ?? 0,
+    ] as const;
+    const covered: RegionMemory = given ? { length: given.view.length, view: given.view } : this.#memory;
+    return { pd: pd ?? this.pd, access: access ?? this.access, memory: covered, args };
+  }
+
+  #reregistered(native: ChangedMr, pd: ProtectionDomain, access: number, memory: RegionMemory): MemoryRegion {
+    if (native.errno !== 0) {
+      if (!native.isKept) this.#setChange('lost');
+      const state = native.isKept ? 'the region is as it was' : 'the region is lost: it can only be closed';
+      throw new RdmaError('ibv_rereg_mr', native.errno, state);
+    }
+    const { owned } = this.#memory;
+    this.leave();
+    this.pd.closings++;
+    if (owned && memory.owned !== owned) binding().detach(owned);
+    return new MemoryRegion(pd, { ...native, handle: this.handle }, access, memory);
+  }
+
+  // Lists that were prepared look again whether what they use can be used.
+  #setChange(change: 'none' | 'running' | 'lost'): void {
+    this.#change = change;
+    this.pd.closings++;
+  }
+
   /** @internal */
   describe(): string {
     return `MemoryRegion (lkey 0x${this.lkey.toString(16)}, ${this.length} bytes)`;
@@ -121,7 +233,7 @@ export class MemoryRegion extends Resource {
     return { addr: hex(addr), length, lkey: hex(lkey), rkey: hex(rkey), access: flagged(AccessFlags)(access) };
   }
 
-  protected readonly destroyVerb = 'ibv_dereg_mr';
+  protected readonly destroyVerb: string = 'ibv_dereg_mr';
 
   protected override busyReasons(): string[] {
     const inFlight = this.pd.inFlight(this);
@@ -131,7 +243,23 @@ export class MemoryRegion extends Resource {
   protected destroy(): void {
     binding().deregMr(this.handle);
     this.pd.closings++;
-    if (this.#owned) binding().detach(this.#owned);
+    if (this.#memory.owned) binding().detach(this.#memory.owned);
+  }
+}
+
+/** A region of another context of the same device file. @internal */
+export class ImportedRegion extends MemoryRegion {
+  protected override readonly destroyVerb = 'ibv_unimport_mr';
+}
+
+/** Memory that takes what is written, and reads as zeros. @internal */
+export class NullRegion extends MemoryRegion {
+  constructor(pd: ProtectionDomain, native: NativeMr) {
+    super(pd, native, AccessFlags.LOCAL_WRITE, { length: Number.MAX_SAFE_INTEGER });
+  }
+
+  override remote(): never {
+    throw stateError('A null region has no remote key: only requests of this process can use it');
   }
 }
 
@@ -218,53 +346,4 @@ export function checkRange(offset: number, given: number | undefined, available:
     throw rangeError(`offset ${offset} + length ${length} is past the end of the ${what} of ${available} bytes`);
   }
   return length;
-}
-
-// The addon interface cannot reach the memory of one.
-const NOT_SHARED =
-  '(a SharedArrayBuffer cannot be registered: each thread registers memory of its own, and copies or sends between them)';
-
-/** The memory behind a view: what `ibv_reg_mr` is told. @internal */
-export function memoryOf(memory: unknown): { buffer: ArrayBuffer; view: Buffer } {
-  const isView = ArrayBuffer.isView(memory);
-  if (!isView && !(memory instanceof ArrayBuffer)) {
-    const expected = 'a Buffer, TypedArray, DataView or ArrayBuffer';
-    throw typeError('memory', memory instanceof SharedArrayBuffer ? `${expected} ${NOT_SHARED}` : expected, memory);
-  }
-  // `resizable` is younger than the library definitions that we compile with.
-  const backing: ArrayBufferLike & { resizable?: boolean } = isView ? memory.buffer : memory;
-  if (!(backing instanceof ArrayBuffer)) throw typeError('memory', `backed by an ArrayBuffer ${NOT_SHARED}`, memory);
-  if (backing.resizable) throw typeError('memory', 'of a fixed size, since a resizable one may move', memory);
-  // Looked at first: a DataView of a detached one throws when it is asked for its length.
-  if (backing.byteLength === 0 || memory.byteLength === 0) {
-    throw rangeError('memory must have at least one byte (is it detached?)');
-  }
-  const offset = isView ? memory.byteOffset : 0;
-  const length = memory.byteLength;
-  return { buffer: backing, view: Buffer.from(backing, offset, length) };
-}
-
-/**
- * EINVAL from a registration is nearly always about the access flags, and ENOMEM about the limit on locked memory; neither
- * says so.
- *
- * @internal
- */
-export function explainRegistration(error: RdmaError, length: number, access: number, context: Context): RdmaError {
-  const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_ATOMIC } = AccessFlags;
-  if (error.code === 'EINVAL') {
-    const { maxMrSize } = context.queryDevice();
-    if (BigInt(length) > maxMrSize) return error.explained(`${length} bytes, maxMrSize of the device is ${maxMrSize}`);
-    if ((access & (REMOTE_WRITE | REMOTE_ATOMIC)) === 0 || (access & LOCAL_WRITE) !== 0) return error;
-    return error.explained('REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too: add AccessFlags.LOCAL_WRITE');
-  }
-  if (error.syscall === 'mmap' && error.code === 'ENOMEM') {
-    return error.explained(`no memory for ${length} bytes; with hugePages, see /proc/sys/vm/nr_hugepages`);
-  }
-  if (error.code !== 'ENOMEM') return error;
-  const limit = /^Max locked memory +(\S+) +(\S+)/m.exec(readFileSync('/proc/self/limits', 'utf8'));
-  return error.explained(
-    `registering ${length} bytes; RLIMIT_MEMLOCK is ${limit?.[1] ?? 'unknown'} bytes (hard limit ${limit?.[2] ?? 'unknown'}). ` +
-      'Raise it with "ulimit -l unlimited", LimitMEMLOCK=infinity in the systemd unit, or "--ulimit memlock=-1" for a container',
-  );
 }

@@ -26,7 +26,7 @@ export class MemoryWindow extends Resource {
   constructor(pd: ProtectionDomain, type: MwType) {
     const native = binding().allocMw(pd.handle, type);
     super([pd]);
-    this.pd = pd;
+    this.pd = pd.root;
     this.type = type;
     this.handle = native.handle;
     this.#rkey = native.rkey;

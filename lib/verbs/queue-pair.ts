@@ -85,7 +85,7 @@ export class QueuePair extends AnyQueuePair {
     if (srq) cap.maxRecvSge = 0;
     const parents = [...new Set<Resource>([pd, sendCq, recvCq]), ...(srq ? [srq] : [])];
     super(parents, pd.context, created, qpType, cap, RESET);
-    this.pd = pd;
+    this.pd = pd.root;
     this.sendCq = sendCq;
     this.recvCq = recvCq;
     this.srq = srq;
@@ -96,8 +96,8 @@ export class QueuePair extends AnyQueuePair {
     this.#recvs = this.#recvList(Math.min(maxRecvWr, LIST_CAPACITY));
     for (const [cq, claim] of claims) cq.attach(this, claim);
     const queues = [this.#sendQueue, this.#recvQueue];
-    for (const queue of queues) pd.queues.add(queue);
-    this.#leave = leaver(queues, pd.queues);
+    for (const queue of queues) this.pd.queues.add(queue);
+    this.#leave = leaver(queues, this.pd.queues);
     collected.register(this, this.#leave, this.#leave);
   }
 
@@ -203,13 +203,14 @@ export class QueuePair extends AnyQueuePair {
     if (queue.length === queue.capacity) {
       throw new PostError('ibv_bind_mw', constants.errno.ENOMEM, 0, `the queue is full: ${queue.length} are in flight`);
     }
-    const { offset, length, region } = slice;
+    const { length, region } = slice;
+    const addr = region.addr + BigInt(slice.offset);
     const flags = sendFlags & ~SendFlags.INLINE;
     const rkey = binding().bindMw(
       this.handle,
       mw.handle,
       region.handle,
-      offset,
+      addr,
       length,
       access as number,
       flags,
@@ -217,7 +218,7 @@ export class QueuePair extends AnyQueuePair {
       wrId,
     );
     queue.hold(1, [[region, mw]], false);
-    mw.bound(rkey, region.addr + BigInt(offset), length);
+    mw.bound(rkey, addr, length);
     return rkey;
   }
 

@@ -74,6 +74,11 @@ export abstract class Resource {
       throw new BusyError(this.destroyVerb, `${this.describe()} is needed by ${shown.join(', ')}${hint}`, children);
     }
     this.destroy();
+    this.leave();
+  }
+
+  /** From now on it is closed: its verbs object is destroyed, or another's. @internal */
+  protected leave(): void {
     this.#closed = true;
     for (const parent of this.#parents) if (this.#self) parent.#children.delete(this.#self);
     if (this.#self) collected.unregister(this.#self);
@@ -136,7 +141,7 @@ export abstract class Resource {
   protected onLost(): void {}
 
   /** Counts an operation that uses this object until its promise settles. @internal */
-  protected async track<T>(operation: Promise<T>): Promise<T> {
+  async track<T>(operation: Promise<T>): Promise<T> {
     this.#pending++;
     try {
       return await operation;

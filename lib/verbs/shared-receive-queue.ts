@@ -105,7 +105,7 @@ export class SharedReceiveQueue extends Resource {
     this.cq = cq ?? null;
     // What comes there is of this queue: it must not be collected before.
     cq?.attach(this, claim);
-    this.pd = pd;
+    this.pd = pd.root;
     this.#id = id;
     pd.context.events.enter('srq', id, this);
     this.handle = native.handle;
@@ -114,7 +114,7 @@ export class SharedReceiveQueue extends Resource {
     const queue = new SharedWorkQueue(maxWr);
     this.#queue = queue;
     this.#recvs = this.#list(Math.min(maxWr, LIST_CAPACITY));
-    const { queues } = pd;
+    const { queues } = pd.root;
     queues.add(queue);
     this.#leave = () => {
       queue.close();

@@ -6,8 +6,8 @@
 
 namespace rdma {
 
-RDMA_HANDLE_TYPE(CmChannelHandle, "EventChannel", 20);
-RDMA_HANDLE_TYPE(CmIdHandle, "CmId", 21);
+RDMA_HANDLE_TYPE(CmChannelHandle, "EventChannel", 50);
+RDMA_HANDLE_TYPE(CmIdHandle, "CmId", 51);
 
 void ExportEventChannel(Napi::Object exports);
 void ExportCmId(Napi::Object exports);

@@ -46,6 +46,15 @@ inline size_t SizeArg(const Napi::CallbackInfo& info, size_t index, const char* 
   return static_cast<size_t>(number);
 }
 
+inline uint64_t Uint64Arg(const Napi::CallbackInfo& info, size_t index, const char* name) {
+  uint64_t number = 0;
+  bool lossless = false;
+  if (napi_get_value_bigint_uint64(info.Env(), info[index], &number, &lossless) != napi_ok || !lossless) {
+    ThrowType(info.Env(), std::string(name) + " is not a bigint of 64 bits");
+  }
+  return number;
+}
+
 // How many entries of something: more than any device has would only exhaust the memory, which V8 does not survive.
 inline size_t CountArg(const Napi::CallbackInfo& info, size_t index, const char* name, uint32_t max) {
   const uint32_t count = Uint32Arg(info, index, name);

@@ -1,5 +1,9 @@
 #include "handles/context_handle.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstring>
 
 namespace rdma {
@@ -19,6 +23,24 @@ Outcome<std::shared_ptr<ContextHandle>> ContextHandle::Open(const std::string& d
   ibv_free_device_list(list.value);
   if (opened.error) return opened.error;
   return std::shared_ptr<ContextHandle>(new ContextHandle(opened.value));
+}
+
+Outcome<std::shared_ptr<ContextHandle>> ContextHandle::Import(int cmd_fd) {
+  struct stat st {};
+  const int fd = fcntl(cmd_fd, F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) return VerbError{"ibv_import_device", errno};
+  if (fstat(fd, &st) != 0 || !S_ISCHR(st.st_mode)) {
+    close(fd);
+    return VerbError{"ibv_import_device", EINVAL};
+  }
+  errno = 0;
+  auto context = FromPtr("ibv_import_device", ibv_import_device(fd));
+  if (context.error) {
+    // No such device, or no such function: then nobody has taken the descriptor over. Else it is closed already.
+    if (context.error.err == ENODEV || context.error.err == EOPNOTSUPP) close(fd);
+    return context.error;
+  }
+  return std::shared_ptr<ContextHandle>(new ContextHandle(context.value));
 }
 
 VerbError ContextHandle::Destroy() {

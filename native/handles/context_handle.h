@@ -14,6 +14,8 @@ class ContextHandle final : public Owner {
  public:
   // Opens the device of that name; ENODEV when there is none.
   static Outcome<std::shared_ptr<ContextHandle>> Open(const std::string& device_name);
+  // A context of an open device file: of the command descriptor of another one. The descriptor stays the caller's.
+  static Outcome<std::shared_ptr<ContextHandle>> Import(int cmd_fd);
   ~ContextHandle() override { Destroy(); }
   VerbError Destroy() override;
 

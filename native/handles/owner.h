@@ -39,9 +39,11 @@ class Parent {
   Parent(const Parent&) = delete;
   Parent& operator=(const Parent&) = delete;
   ~Parent() { Reset(); }
-  void Reset() {
+  void Reset() { Replace(nullptr); }
+  void Replace(std::shared_ptr<P> parent) {
     count(-1);
-    parent_.reset();
+    parent_ = std::move(parent);
+    count(1);
   }
   P* operator->() const { return parent_.get(); }
   const std::shared_ptr<P>& share() const { return parent_; }

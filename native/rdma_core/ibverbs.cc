@@ -6,6 +6,7 @@
 #undef ibv_get_device_list
 #undef ibv_query_port
 #undef ibv_reg_mr
+#undef ibv_reg_mr_iova
 
 #define RDMA_LIBRARY Libibverbs
 #include "rdma_core/trampolines.h"

@@ -65,14 +65,26 @@ void InitForkOnce() {
   });
 }
 
+Napi::Object DescribeContext(Napi::Env env, std::shared_ptr<ContextHandle> context) {
+  Napi::Object result = Napi::Object::New(env);
+  SetNumber(result, "numCompVectors", context->get()->num_comp_vectors);
+  SetNumber(result, "cmdFd", context->get()->cmd_fd);
+  result.Set("name", ibv_get_device_name(context->get()->device));
+  result.Set("handle", WrapHandle(env, std::move(context)));
+  return result;
+}
+
 Napi::Value OpenDevice(const Napi::CallbackInfo& info) {
   const std::string name = StringArg(info, 0, "name");
   InitForkOnce();
-  auto context = Unwrap(info.Env(), ContextHandle::Open(name));
-  Napi::Object result = Napi::Object::New(info.Env());
-  SetNumber(result, "numCompVectors", context->get()->num_comp_vectors);
-  result.Set("handle", WrapHandle(info.Env(), std::move(context)));
-  return result;
+  return DescribeContext(info.Env(), Unwrap(info.Env(), ContextHandle::Open(name)));
+}
+
+// (cmdFd)
+Napi::Value ImportDevice(const Napi::CallbackInfo& info) {
+  const auto fd = static_cast<int>(Uint32Arg(info, 0, "cmdFd"));
+  InitForkOnce();
+  return DescribeContext(info.Env(), Unwrap(info.Env(), ContextHandle::Import(fd)));
 }
 
 template <class Enum, const char* (*Text)(Enum)>
@@ -87,6 +99,7 @@ void ExportDevice(Napi::Object exports) {
   Export(exports, "loadState", LoadState);
   Export(exports, "getDeviceList", GetDeviceList);
   Export(exports, "openDevice", OpenDevice);
+  Export(exports, "importDevice", ImportDevice);
   Export(exports, "wcStatusStr", EnumText<ibv_wc_status, ibv_wc_status_str>);
   Export(exports, "eventTypeStr", EnumText<ibv_event_type, ibv_event_type_str>);
   Export(exports, "nodeTypeStr", EnumText<ibv_node_type, ibv_node_type_str>);

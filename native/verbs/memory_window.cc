@@ -19,7 +19,7 @@ Napi::Value AllocMw(const Napi::CallbackInfo& info) {
   return object;
 }
 
-// (qp, mw, mr, offset, length, access, sendFlags, queueId, wrId): one request on the send queue. Returns the window's
+// (qp, mw, mr, addr, length, access, sendFlags, queueId, wrId): one request on the send queue. Returns the window's
 // new key. A window of type 1 is bound by a verb of its own, one of type 2 by a work request.
 Napi::Value BindMw(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
@@ -32,7 +32,7 @@ Napi::Value BindMw(const Napi::CallbackInfo& info) {
   if (napi_get_value_double(env, info[8], &wr_id) != napi_ok) ThrowType(env, "wrId is not a number");
   ibv_mw_bind_info bind{};
   bind.mr = mr->get();
-  bind.addr = reinterpret_cast<uintptr_t>(mr->get()->addr) + SizeArg(info, 3, "offset");
+  bind.addr = Uint64Arg(info, 3, "addr");
   bind.length = SizeArg(info, 4, "length");
   bind.mw_access_flags = Uint32Arg(info, 5, "access");
   const uint32_t flags = Uint32Arg(info, 6, "sendFlags");

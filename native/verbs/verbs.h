@@ -7,12 +7,14 @@
 #include "handles/ah_handle.h"
 #include "handles/context_handle.h"
 #include "handles/cq_handle.h"
+#include "handles/dm_handle.h"
 #include "handles/flow_handle.h"
 #include "handles/mr_handle.h"
 #include "handles/mw_handle.h"
 #include "handles/pd_handle.h"
 #include "handles/qp_handle.h"
 #include "handles/srq_handle.h"
+#include "handles/td_handle.h"
 #include "handles/wq_handle.h"
 #include "handles/xrcd_handle.h"
 
@@ -32,6 +34,8 @@ RDMA_HANDLE_TYPE(CountersHandle, "Counters", 21);
 RDMA_HANDLE_TYPE(WqHandle, "ReceiveWorkQueue", 22);
 RDMA_HANDLE_TYPE(RwqIndTableHandle, "RwqIndTable", 23);
 RDMA_HANDLE_TYPE(XrcdHandle, "XrcDomain", 40);
+RDMA_HANDLE_TYPE(DmHandle, "DeviceMemory", 42);
+RDMA_HANDLE_TYPE(TdHandle, "ThreadDomain", 43);
 
 using Method = Napi::Value (*)(const Napi::CallbackInfo&);
 inline void Export(Napi::Object exports, const char* name, Method method) {
@@ -62,12 +66,16 @@ Napi::Object QpAttr(Napi::Env env, const ibv_qp_attr& attr);
 Napi::Value CreateQueuePair(const Napi::CallbackInfo& info, mlx5dv_qp_init_attr* mlx5);
 // Makes a completion queue from the arguments of createCq(), likewise.
 Napi::Value CreateCompletionQueue(const Napi::CallbackInfo& info, mlx5dv_cq_init_attr* mlx5);
+// A new handle of a region, with its keys and address; and those alone, into an object.
+Napi::Object DescribeMr(Napi::Env env, std::shared_ptr<MrHandle> mr);
+void SetKeys(Napi::Object object, const MrHandle& mr);
 
 void ExportDevice(Napi::Object exports);
 void ExportContext(Napi::Object exports);
 void ExportDeviceAttributes(Napi::Object exports);
 void ExportProtectionDomain(Napi::Object exports);
 void ExportMemoryRegion(Napi::Object exports);
+void ExportDeviceMemory(Napi::Object exports);
 void ExportCompletionChannel(Napi::Object exports);
 void ExportCompletionQueue(Napi::Object exports);
 void ExportQueuePair(Napi::Object exports);

@@ -355,6 +355,10 @@ const anyQueuePair = {
 
 const methods: Record<string, Record<string, (object: never) => unknown>> = {
   Context: {
+    importPd: (context: Context) => context.importPd(1),
+    allocTd: (context: Context) => context.allocTd(),
+    allocDm: (context: Context) => context.allocDm({ length: 8 }),
+    importDm: (context: Context) => context.importDm(1, 8),
     queryDevice: (context: Context) => context.queryDevice(),
     queryPort: (context: Context) => context.queryPort(1),
     queryGid: (context: Context) => context.queryGid(1, 0),
@@ -382,6 +386,16 @@ const methods: Record<string, Record<string, (object: never) => unknown>> = {
     allocSync: (pd: ProtectionDomain) => pd.allocSync(8),
     regMr: (pd: ProtectionDomain) => pd.regMr(Buffer.alloc(8)),
     regMrSync: (pd: ProtectionDomain) => pd.regMrSync(Buffer.alloc(8)),
+    regMrAddress: (pd: ProtectionDomain) => pd.regMrAddress(4096n, 8),
+    regMrAddressSync: (pd: ProtectionDomain) => pd.regMrAddressSync(4096n, 8),
+    regImplicitMr: (pd: ProtectionDomain) => pd.regImplicitMr(),
+    regDmabufMr: (pd: ProtectionDomain) => pd.regDmabufMr(0, { length: 8 }),
+    regDmabufMrSync: (pd: ProtectionDomain) => pd.regDmabufMrSync(0, { length: 8 }),
+    regDmMr: (pd: ProtectionDomain) => pd.regDmMr({} as never),
+    importMr: (pd: ProtectionDomain) => pd.importMr(1),
+    allocParentDomain: (pd: ProtectionDomain) => pd.allocParentDomain(),
+    allocNullMr: (pd: ProtectionDomain) => pd.allocNullMr(),
+    adviseMr: (pd: ProtectionDomain) => pd.adviseMr(0, 0, spare.mr.slice()),
     createQp: (pd: ProtectionDomain) => pd.createQp({ sendCq: spare.cq }),
     createSrq: (pd: ProtectionDomain) => pd.createSrq(),
     createAh: (pd: ProtectionDomain) => pd.createAh({}),
@@ -391,6 +405,8 @@ const methods: Record<string, Record<string, (object: never) => unknown>> = {
   MemoryRegion: {
     slice: (mr: MemoryRegion) => mr.slice(),
     remote: (mr: MemoryRegion) => mr.remote(),
+    rereg: (mr: MemoryRegion) => mr.rereg({ access: 0 }),
+    reregSync: (mr: MemoryRegion) => mr.reregSync({ access: 0 }),
   },
   CompletionChannel: {},
   CompletionQueue: {

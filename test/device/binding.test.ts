@@ -30,7 +30,7 @@ const rc = (more: object = {}) => ({ qpType: QpType.RC, sqSigAll: false, cap: { 
 const handles: Record<string, unknown> = {};
 beforeAll(() => {
   handles.Context = (call('openDevice', deviceA) as { handle: unknown }).handle;
-  handles.ProtectionDomain = call('allocPd', handles.Context);
+  handles.ProtectionDomain = (call('allocPd', handles.Context) as { handle: unknown }).handle;
   handles.MemoryRegion = (call('allocMrSync', handles.ProtectionDomain, 64, 1, false) as { handle: unknown }).handle;
   handles.CompletionChannel = call('createCompChannel', handles.Context);
   handles.ChannelEvents = call('createChannelEvents', handles.CompletionChannel, () => {});
@@ -43,6 +43,10 @@ beforeAll(() => {
   const ahAttr = { isGlobal: true, grh, dlid: 0, sl: 0, srcPathBits: 0, staticRate: 0, portNum: 1 };
   handles.AddressHandle = (call('createAh', pd, { ahAttr }) as { handle: unknown }).handle;
   handles.AsyncEvents = call('createAsyncEvents', handles.Context, () => {});
+  if (!isRxe) {
+    handles.DeviceMemory = (call('allocDm', handles.Context, 64, 0) as { handle: unknown }).handle;
+    handles.ThreadDomain = call('allocTd', handles.Context);
+  }
   handles.QueuePair = (call('createQp', pd, cq, cq, null, rc()) as { handle: unknown }).handle;
   // Soft-RoCE has none of these.
   if (isRxe) return;
@@ -64,7 +68,7 @@ afterAll(() => {
   expect(binding().census().open).toBe(0);
 });
 
-const destroyers = {
+const destroyers: Record<string, string> = {
   Context: 'closeDevice',
   ProtectionDomain: 'deallocPd',
   MemoryRegion: 'deregMr',
@@ -82,14 +86,18 @@ const destroyers = {
   Datagrams: 'destroyQp',
   Flow: 'destroyFlow',
   XrcDomain: 'closeXrcd',
+  // There are none to be had on Soft-RoCE.
+  ...(isRxe ? {} : { DeviceMemory: 'freeDm', ThreadDomain: 'deallocTd' }),
 };
 
 /** What each function takes first, of those that take a handle. */
-const kinds: Record<string, keyof typeof destroyers> = {
+const kinds: Record<string, string> = {
   createXrcRecvQp: 'XrcDomain',
   openQp: 'XrcDomain',
   openXrcd: 'Context',
   getSrqNum: 'SharedReceiveQueue',
+  freeDm: 'DeviceMemory',
+  deallocTd: 'ThreadDomain',
   queryDevice: 'Context',
   queryDeviceEx: 'Context',
   queryRtValues: 'Context',
@@ -104,6 +112,23 @@ const kinds: Record<string, keyof typeof destroyers> = {
   createCqEx: 'Context',
   regMr: 'ProtectionDomain',
   regMrSync: 'ProtectionDomain',
+  importPd: 'Context',
+  allocTd: 'Context',
+  allocParentDomain: 'Context',
+  allocDm: 'Context',
+  importDm: 'Context',
+  memcpyToDm: 'DeviceMemory',
+  memcpyFromDm: 'DeviceMemory',
+  regDmMr: 'ProtectionDomain',
+  regDmabufMr: 'ProtectionDomain',
+  regDmabufMrSync: 'ProtectionDomain',
+  importMr: 'ProtectionDomain',
+  regMrAddress: 'ProtectionDomain',
+  regMrAddressSync: 'ProtectionDomain',
+  allocNullMr: 'ProtectionDomain',
+  adviseMr: 'ProtectionDomain',
+  reregMr: 'MemoryRegion',
+  reregMrSync: 'MemoryRegion',
   allocMr: 'ProtectionDomain',
   allocMrSync: 'ProtectionDomain',
   createQp: 'ProtectionDomain',
@@ -155,7 +180,7 @@ const kinds: Record<string, keyof typeof destroyers> = {
   mlx5ModifyQpLagPort: 'QueuePair',
   mlx5QueryQpLagPort: 'QueuePair',
   mlx5DciStreamIdReset: 'QueuePair',
-  ...Object.fromEntries(Object.entries(destroyers).map(([kind, name]) => [name, kind as keyof typeof destroyers])),
+  ...Object.fromEntries(Object.entries(destroyers).map(([kind, name]) => [name, kind])),
 };
 
 const garbage = [
@@ -194,7 +219,16 @@ function failure(name: string, args: unknown[]): (Error & { code?: string }) | u
 describe('every function of the addon', () => {
   it('is known to this test', () => {
     const ofQueues = ['createWorkQueue', 'clearWorkQueue', 'destroyWorkQueue'];
-    const others = [...takesNothing, 'setErrorClass', 'openDevice', 'mlx5IsSupported', 'detach', ...ofQueues];
+    const others = [
+      ...takesNothing,
+      'setErrorClass',
+      'openDevice',
+      'importDevice',
+      'mlx5IsSupported',
+      'detach',
+      'addressOf',
+      ...ofQueues,
+    ];
     others.push('getAddrInfo', ...cmFunctions);
     const texts = ['wcStatusStr', 'eventTypeStr', 'nodeTypeStr', 'portStateStr'];
     expect(functions.filter((name) => !(name in kinds) && !others.includes(name) && !texts.includes(name))).toEqual([]);
@@ -235,6 +269,8 @@ describe('every function of the addon', () => {
           'queryDeviceEx',
           'queryRtValues',
           'allocPd',
+          'allocTd',
+          'allocNullMr',
           'createCompChannel',
           'createCounters',
           'startChannelEvents',
@@ -384,7 +420,7 @@ describe('every function of the addon', () => {
 describe('a handle', () => {
   it('that is closed is refused with ERR_RDMA_CLOSED, and can be closed again', () => {
     const context = (call('openDevice', deviceA) as { handle: unknown }).handle;
-    const pd = call('allocPd', context);
+    const pd = (call('allocPd', context) as { handle: unknown }).handle;
     call('deallocPd', pd);
     call('deallocPd', pd);
     call('closeDevice', context);
@@ -396,7 +432,7 @@ describe('a handle', () => {
 
   it('whose children live goes with the last of them', () => {
     const context = (call('openDevice', deviceA) as { handle: unknown }).handle;
-    const pd = call('allocPd', context);
+    const pd = (call('allocPd', context) as { handle: unknown }).handle;
     const { handle: mr } = call('allocMrSync', pd, 64, 1, false) as { handle: unknown };
     call('closeDevice', context);
     call('deallocPd', pd);

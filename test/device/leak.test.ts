@@ -1,7 +1,8 @@
-import { readdirSync } from 'node:fs';
+import { closeSync, ftruncateSync, openSync, readdirSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import {
   AccessFlags,
+  importDevice,
   Mlx5dvDcType,
   MwType,
   mlx5dv,
@@ -30,6 +31,9 @@ const CYCLES = isRxe ? 200 : isSanitized ? 1000 : 10_000;
 const SLACK = 8 << 20;
 // After a collection: a hundred bytes for each of 5,000 cycles would be as much.
 const HEAP_SLACK = 1 << 19;
+
+// A file without a name: stands for a DMA-BUF. node:fs has no constant for O_TMPFILE.
+const O_TMPFILE_RDWR = 0o20200002;
 
 const openFds = (): number => readdirSync('/proc/self/fd').length;
 
@@ -124,6 +128,47 @@ describe(`${CYCLES} times`, { timeout: 240_000 }, () => {
     });
     context.close({ cascade: true });
   });
+
+  // The provider of Soft-RoCE has none of them.
+  if (!isRxe)
+    it('a region of every other kind is made, registered anew and closed', async () => {
+      const context = openDevice(deviceA);
+      const pd = context.allocPd();
+      const other = context.allocPd();
+      const fd = openSync('/dev/shm', O_TMPFILE_RDWR);
+      ftruncateSync(fd, 4096);
+      const all = pd.regImplicitMr();
+      const imported = importDevice(context.cmdFd);
+      const memory = Buffer.alloc(4096);
+      await expectFlat(CYCLES, (i) => {
+        const first = pd.allocSync(4096);
+        const second = first.reregSync({ memory: i % 2 === 0 ? memory : new Uint8Array(100) });
+        const third = second.reregSync({ pd: other, access: 0 });
+        const covered = all.cover(memory);
+        const nothing = pd.allocNullMr();
+        const byAddress = pd.regMrAddressSync(covered.addr, 4096);
+        for (const resource of [third, covered, nothing, byAddress]) resource.close();
+        const dm = context.allocDm({ length: 64 });
+        const inDevice = pd.regDmMr(dm);
+        const td = context.allocTd();
+        const parent = pd.allocParentDomain({ td });
+        const byFd = pd.regDmabufMrSync(fd, { length: 4096 });
+        const theirPd = imported.importPd(pd.nativeHandle);
+        const theirMr = theirPd.importMr(byFd.nativeHandle);
+        const theirDm = imported.importDm(dm.nativeHandle, dm.length);
+        for (const r of [theirDm, theirMr, theirPd, byFd, parent, td, inDevice, dm]) r.close();
+      });
+      await expectFlat(CYCLES / 20, () => importDevice(context.cmdFd).close());
+      await expectFlat(CYCLES / 10, async () => {
+        const first = await pd.alloc(4096);
+        const second = await first.rereg({ memory });
+        second.close();
+        (await pd.regDmabufMr(fd, { length: 4096 })).close();
+      });
+      closeSync(fd);
+      imported.close();
+      context.close({ cascade: true });
+    });
 
   it('objects cannot be made', async () => {
     const { context, pd, cq, qp, mr } = openSide(deviceA);

@@ -129,7 +129,7 @@ describe('an object of verbs', () => {
     for (const handle of [side.context.handle, side.pd.handle, side.cq.handle]) {
       const clone = structuredClone(handle);
       expect(thrown(() => binding().queryDevice(clone as never)).code).toBe('ERR_INVALID_ARG_TYPE');
-      expect(thrown(() => binding().allocMrSync(clone as never, 64, 1, false)).code).toBe('ERR_INVALID_ARG_TYPE');
+      expect(thrown(() => binding().allocMrSync(clone as never, 64, 1, false, 0n)).code).toBe('ERR_INVALID_ARG_TYPE');
     }
     side.context.close({ cascade: true });
   });

@@ -107,7 +107,6 @@ static bool memory_registration(void) {
   EXPECT((mr = ibv_reg_mr(e.pd, e.buf + 1, 0, IBV_ACCESS_LOCAL_WRITE)) && !ibv_dereg_mr(mr));
   REFUSED(ibv_reg_mr(e.pd, e.buf, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE), EINVAL);
   REFUSED(ibv_reg_mr(e.pd, e.buf, 4096, IBV_ACCESS_REMOTE_WRITE), EINVAL);
-  REFUSED(ibv_reg_mr(e.pd, e.buf, 4096, IBV_ACCESS_ON_DEMAND), EOPNOTSUPP);
   REFUSED(ibv_reg_mr_iova(e.pd, e.buf, 4096, 0x1001, IBV_ACCESS_LOCAL_WRITE), EINVAL);
   EXPECT((mr = ibv_reg_mr_iova(e.pd, e.buf, 4096, 0x1000, IBV_ACCESS_LOCAL_WRITE)) && !ibv_dereg_mr(mr));
   EXPECT(!munmap(two, 4096) && !munmap(two + 8192, 4096));

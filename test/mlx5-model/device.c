@@ -4,7 +4,10 @@
 #include <rdma/ib_user_ioctl_verbs.h>
 #include <rdma/mlx5_user_ioctl_cmds.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "model.h"
 
@@ -30,7 +33,7 @@ void device_gid(int dev, unsigned index, union ibv_gid* gid) {
  */
 uint64_t device_clock(void) { return now_ns() / 32 * 5; }
 
-void device_clock_info(struct mlx5_ib_clock_info* info) {
+static void clock_info(struct mlx5_ib_clock_info* info) {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   info->mask = (1ull << 41) - 1;
@@ -87,6 +90,20 @@ bool device_happen(const char* path) {
   return true;
 }
 
+/*
+ * What is mapped is said by a byte of the page's number, and by the rest of it which of them. All but the memory of the
+ * device is plain memory: doorbell pages, that nobody looks at, and two pages of the clock: how it is translated, which
+ * is written once, and the clock itself, which is written when it is read (hooks.c).
+ */
+void* device_mmap(struct ctx* c, void* addr, size_t length, uint64_t offset) {
+  uint64_t number = offset / sysconf(_SC_PAGESIZE), command = number >> 8 & 0xff;
+  if (command == MLX5_IB_MMAP_DEVICE_MEM) return dm_map(c, addr, length, (number & 0xff) | number >> 16 << 8);
+  void* page = (void*)syscall(SYS_mmap, addr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
+  if (command == MLX5_IB_MMAP_CLOCK_INFO && page != MAP_FAILED) clock_info(page);
+  if (command == MLX5_IB_MMAP_CORE_CLOCK && page != MAP_FAILED) c->core_clock = page;
+  return page;
+}
+
 int check_address(uint8_t port, bool is_global, unsigned sgid_index) {
   if (port != 1) return EINVAL;
   if (!is_global) return cfg.ib ? 0 : EINVAL; /* RoCE always has a GRH */
@@ -110,13 +127,15 @@ static struct mlx5_ib_alloc_ucontext_resp context_response(const struct ctx* c) 
       .num_ports = 1,
       .response_length = sizeof(struct mlx5_ib_alloc_ucontext_resp),
       /* The clock is at the start of its page. */
-      .comp_mask = MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE | MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET,
+      .comp_mask = MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE | MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET |
+                   MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY,
       .cqe_version = 1, /* CQEs name the QP by uidx */
       .cmds_supp_uhw = MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE | MLX5_USER_CMDS_SUPP_UHW_CREATE_AH,
       .eth_min_inline = MLX5_USER_INLINE_MODE_NONE,
       .log_uar_size = 12,
       .num_uars_per_page = 1,
       .clock_info_versions = 1 << MLX5_IB_CLOCK_INFO_V1,
+      .dump_fill_mkey = NULL_MKEY,
   };
 }
 
@@ -231,9 +250,15 @@ int cmd_query_device(struct command* cmd) {
   return 0;
 }
 
+/* What on-demand memory is good for, with each transport. */
+#define ODP \
+  (IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC)
+
 int cmd_ex_query_device(struct command* cmd) {
   struct ib_uverbs_ex_query_device_resp resp = {
       .response_length = min_of(sizeof resp, cmd->driver_out_offset),
+      .odp_caps = {.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT, .per_transport_caps = {ODP, ODP, ODP}},
+      .max_dm_size = DM_SIZE,
       .timestamp_mask = UINT64_MAX,
       .hca_core_clock = 156250,
       .cq_moderation_caps = {.max_cq_moderation_count = 65535, .max_cq_moderation_period = MAX_CQ_PERIOD},

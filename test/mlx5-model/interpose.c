@@ -162,25 +162,9 @@ EXPORT int ioctl(int fd, unsigned long request, ...) {
   return load_ioctl()(fd, request, arg);
 }
 
-/*
- * The doorbell pages: plain memory, that nobody looks at. And two pages of the clock: how it is translated, which is
- * written once, and the clock itself, which is written when it is read (hooks.c).
- */
 EXPORT void* mmap(void* addr, size_t length, int prot, int flags, int fd, off_t offset) {
-  struct ctx* c = NULL;
-  int what = MLX5_IB_MMAP_REGULAR_PAGE;
-  if (is_device_file(fd)) {
-    c = file_of(fd)->ctx;
-    what = (int)(offset / sysconf(_SC_PAGESIZE) >> 8 & 0xff); /* where mlx5_ib says what is to be mapped */
-    prot = PROT_READ | PROT_WRITE;
-    flags = MAP_PRIVATE | MAP_ANONYMOUS;
-    fd = -1;
-    offset = 0;
-  }
-  void* page = (void*)syscall(SYS_mmap, addr, length, prot, flags, fd, offset);
-  if (c && what == MLX5_IB_MMAP_CLOCK_INFO && page != MAP_FAILED) device_clock_info(page);
-  if (c && what == MLX5_IB_MMAP_CORE_CLOCK && page != MAP_FAILED) c->core_clock = page;
-  return page;
+  if (is_device_file(fd)) return device_mmap(file_of(fd)->ctx, addr, length, (uint64_t)offset);
+  return (void*)syscall(SYS_mmap, addr, length, prot, flags, fd, offset);
 }
 EXPORT void* mmap64(void* addr, size_t length, int prot, int flags, int fd, off_t offset) {
   return mmap(addr, length, prot, flags, fd, offset);

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <rdma/ib_user_ioctl_cmds.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -54,6 +55,11 @@ static bool pages_present(uint64_t start, uint64_t length, uint64_t page_size, b
   return true;
 }
 
+bool memory_present(uint64_t addr, uint64_t length, bool writable) {
+  uint64_t page = sysconf(_SC_PAGESIZE), start = addr & ~(page - 1);
+  return pages_present(start, (addr + length - start + page - 1) & ~(page - 1), page, writable);
+}
+
 /* The checks of the kernel's ib_umem_get(), in its order. */
 int memory_pin(struct pin* pin, uint64_t addr, uint64_t length, bool writable) {
   uint64_t page = sysconf(_SC_PAGESIZE), end = addr + length, aligned_end = (end + page - 1) & ~(page - 1);
@@ -73,19 +79,17 @@ void memory_unpin(struct pin* pin) {
 }
 
 /* The kernel's ib_check_mr_access() */
-static int check_access(uint32_t access) {
+int check_access(uint32_t access) {
   const uint32_t supported = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                              IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
                              IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE;
   if ((access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) && !(access & IBV_ACCESS_LOCAL_WRITE))
     return EINVAL;
-  if (access & ~supported) return EINVAL;
-  if (access & IBV_ACCESS_ON_DEMAND) return EOPNOTSUPP; /* the model's device has no on-demand paging */
-  return 0;
+  return access & ~supported ? EINVAL : 0;
 }
 
 /* The kernel's ib_access_writable() */
-static bool writable(uint32_t access) {
+bool memory_writable(uint32_t access) {
   return access & (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND);
 }
 
@@ -93,29 +97,62 @@ static bool same_page_offset(uint64_t start, uint64_t iova) {
   return !((start ^ iova) & (uint64_t)(sysconf(_SC_PAGESIZE) - 1));
 }
 
+/* A new region of a domain, without memory yet; it is given back by mkey_destroy(). */
+struct mkey* mkey_new(struct pd* pd, uint32_t access) {
+  struct mkey* m = calloc(1, sizeof *m);
+  if (!m || !object_add(pd->o.ctx, KIND_MKEY, &m->o)) {
+    free(m);
+    return NULL;
+  }
+  m->pd = pd;
+  pd->o.users++;
+  m->access = access;
+  mkey_vary(m);
+  return m;
+}
+
+/* Another key, so that the one of a region that is gone does not work for what comes next. */
+void mkey_vary(struct mkey* m) {
+  static uint8_t variant;
+  m->key = m->o.id << 8 | ++variant;
+}
+
+static bool all_memory(uint64_t start, uint64_t length, uint32_t access) {
+  return start == 0 && length == UINT64_MAX && (access & IBV_ACCESS_ON_DEMAND);
+}
+
+/* Takes memory of the program: pinned, or on demand. What it had before goes only when that has succeeded. */
+static int take_memory(struct mkey* m, uint64_t start, uint64_t length, uint64_t iova, uint32_t access) {
+  struct pin pin = {0};
+  if (!same_page_offset(start, iova)) return EINVAL;
+  if (access & IBV_ACCESS_ON_DEMAND) {
+    if (start + length < start && !all_memory(start, length, access)) return EINVAL;
+  } else {
+    int err = memory_pin(&pin, start, length, memory_writable(access));
+    if (err) return err;
+  }
+  memory_unpin(&m->pin);
+  m->pin = pin;
+  m->on_demand = access & IBV_ACCESS_ON_DEMAND;
+  m->va = (uint8_t*)start;
+  m->iova = iova;
+  m->length = length;
+  return 0;
+}
+
 int cmd_reg_mr(struct command* cmd) {
   struct ib_uverbs_reg_mr req;
   command_request(cmd, &req, sizeof req);
   struct pd* pd = object_find(cmd->ctx, KIND_PD, req.pd_handle);
-  if (!pd || !same_page_offset(req.start, req.hca_va)) return EINVAL;
-  int err = check_access(req.access_flags);
+  int err = pd ? check_access(req.access_flags) : EINVAL;
   if (err) return err;
-  struct mkey* m = calloc(1, sizeof *m);
+  struct mkey* m = mkey_new(pd, req.access_flags);
   if (!m) return ENOMEM;
-  err = memory_pin(&m->pin, req.start, req.length, writable(req.access_flags));
-  if (err || !object_add(cmd->ctx, KIND_MKEY, &m->o)) {
-    memory_unpin(&m->pin);
-    free(m);
-    return err ? err : ENOMEM;
+  err = take_memory(m, req.start, req.length, req.hca_va, req.access_flags);
+  if (err) {
+    mkey_destroy(m);
+    return err;
   }
-  static uint8_t variant; /* so that the key of a region that is gone does not work for the next one */
-  m->key = m->o.id << 8 | ++variant;
-  m->pd = pd;
-  pd->o.users++;
-  m->access = req.access_flags;
-  m->va = (uint8_t*)req.start;
-  m->iova = req.hca_va;
-  m->length = req.length;
   struct ib_uverbs_reg_mr_resp resp = {.mr_handle = m->o.id, .lkey = m->key, .rkey = m->key};
   command_reply(cmd, &resp, sizeof resp, NULL, 0);
   return 0;
@@ -126,7 +163,7 @@ int cmd_rereg_mr(struct command* cmd) {
   command_request(cmd, &req, sizeof req);
   struct mkey* m = object_find(cmd->ctx, KIND_MKEY, req.mr_handle);
   struct pd* pd = object_find(cmd->ctx, KIND_PD, req.pd_handle);
-  if (!m || m->mw_type) return EINVAL;
+  if (!m || m->mw_type || m->dm || m->mapping) return EINVAL;
   if (req.flags & ~(uint32_t)IBV_REREG_MR_FLAGS_SUPPORTED) return EINVAL;
   if ((req.flags & IBV_REREG_MR_CHANGE_PD) && !pd) return EINVAL;
   if (m->o.users) return EBUSY; /* windows are bound to it */
@@ -134,15 +171,9 @@ int cmd_rereg_mr(struct command* cmd) {
   int err = check_access(access);
   if (err) return err;
   if (req.flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
-    if (!same_page_offset(req.start, req.hca_va)) return EINVAL;
-    struct pin pin = {0};
-    err = memory_pin(&pin, req.start, req.length, writable(access));
+    err = take_memory(m, req.start, req.length, req.hca_va, access);
     if (err) return err;
-    memory_unpin(&m->pin);
-    m->pin = pin;
-    m->va = (uint8_t*)req.start;
-    m->iova = req.hca_va;
-    m->length = req.length;
+    mkey_vary(m); /* as mlx5_ib does when it has to make the key anew */
   }
   m->access = access;
   if (req.flags & IBV_REREG_MR_CHANGE_PD) {
@@ -155,8 +186,20 @@ int cmd_rereg_mr(struct command* cmd) {
   return 0;
 }
 
+int method_query_mr(struct call* call) {
+  const struct mkey* m = call_object(call, UVERBS_ATTR_QUERY_MR_HANDLE, KIND_MKEY);
+  if (!m || m->mw_type) return ENOENT;
+  call_out(call, UVERBS_ATTR_QUERY_MR_RESP_LKEY, &m->key, sizeof m->key);
+  call_out(call, UVERBS_ATTR_QUERY_MR_RESP_RKEY, &m->key, sizeof m->key);
+  call_out(call, UVERBS_ATTR_QUERY_MR_RESP_LENGTH, &m->length, sizeof m->length);
+  call_out(call, UVERBS_ATTR_QUERY_MR_RESP_IOVA, &m->iova, sizeof m->iova);
+  return 0;
+}
+
 void mkey_destroy(struct mkey* m) {
   if (m->mw_type) window_unbind(m);
+  if (m->dm) m->dm->o.users--;
+  if (m->mapping) munmap(m->mapping, m->mapping_size);
   m->pd->o.users--;
   memory_unpin(&m->pin);
   object_remove(&m->o);

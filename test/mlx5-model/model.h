@@ -99,6 +99,7 @@ enum kind {
   KIND_SRQ,
   KIND_QP,
   KIND_UAR,
+  KIND_DM,
   KIND_FLOW,
   KIND_COUNTERS,
   KIND_WQ,
@@ -156,47 +157,7 @@ struct ah {
   struct pd* pd;
 };
 
-/* ------------------------------------------------------------------ memory.c */
-
-/* Pages that the kernel would hold pinned. */
-struct pin {
-  uint64_t pages;
-};
-
-/* A memory region or a memory window: what an mkey stands for. */
-struct mkey {
-  struct object o;
-  uint32_t key; /* index << 8 | variant */
-  struct pd* pd;
-  uint32_t access; /* IBV_ACCESS_* */
-  uint64_t iova, length;
-  uint8_t* va;
-  int mw_type;         /* 0 for a region, else the type of the window */
-  uint32_t bound_qpn;  /* type 2: the QP it is bound to */
-  struct mkey* region; /* the region a bound window lies in */
-  struct pin pin;
-};
-
-/*
- * The memory behind (key, address, length), or NULL when the NIC would refuse. `need` are IBV_ACCESS_* bits. A type 2
- * window answers only to the QP it is bound to (qpn is the one that is being accessed).
- */
-static inline uint8_t* memory_at(uint32_t key, const struct pd* pd, uint32_t qpn, uint64_t addr, uint64_t length,
-                                 uint32_t need) {
-  struct mkey* m = object_at(KIND_MKEY, key >> 8);
-  if (!m || m->key != key || m->pd != pd || (m->access & need) != need) return NULL;
-  if (addr < m->iova || length > m->length || addr - m->iova > m->length - length) return NULL;
-  if (m->bound_qpn && m->bound_qpn != qpn) return NULL;
-  return m->va + (addr - m->iova);
-}
-
-int memory_pin(struct pin* pin, uint64_t addr, uint64_t length, bool writable) HIDDEN;
-void memory_unpin(struct pin* pin) HIDDEN;
-void mkey_destroy(struct mkey* m) HIDDEN;
-void window_unbind(struct mkey* m) HIDDEN;
-/* Binds or invalidates a window, as a UMR work request asks. Returns a CQE syndrome, 0 for success. */
-uint8_t window_umr(struct pd* pd, uint32_t key, const struct mlx5_wqe_mkey_context_seg* seg,
-                   const struct mlx5_wqe_umr_klm_seg* klm) HIDDEN;
+#include "memory.h" /* memory.c, on_demand.c, dm.c */
 
 /* ------------------------------------------------------------------ files.c */
 
@@ -286,10 +247,6 @@ struct srq {
 };
 
 #define MAX_SCATTER 64
-struct piece {
-  uint8_t* p;
-  uint32_t length;
-};
 
 /* A receive request taken off its queue. */
 struct receive {
@@ -451,8 +408,8 @@ uint64_t device_guid(int dev) HIDDEN;
 bool device_happen(const char* path) HIDDEN;
 /* The device's clock: cycles of 6.4 ns. */
 uint64_t device_clock(void) HIDDEN;
-/* Fills in the page that translates it. */
-void device_clock_info(struct mlx5_ib_clock_info* info) HIDDEN;
+/* Maps what libmlx5 asks for at an offset of the device file. */
+void* device_mmap(struct ctx* c, void* addr, size_t length, uint64_t offset) HIDDEN;
 
 command_fn cmd_get_context HIDDEN, cmd_query_device HIDDEN, cmd_ex_query_device HIDDEN, cmd_query_port HIDDEN;
 command_fn cmd_alloc_pd HIDDEN, cmd_dealloc_pd HIDDEN, cmd_create_ah HIDDEN, cmd_destroy_ah HIDDEN;
@@ -493,7 +450,9 @@ int uverbs_ioctl(struct ctx* c, void* arg) HIDDEN;
 method_fn method_get_context HIDDEN, method_query_context HIDDEN, method_async_event_alloc HIDDEN;
 method_fn method_devx_other HIDDEN, method_devx_obj_query HIDDEN, method_devx_obj_modify HIDDEN;
 method_fn method_counters_create HIDDEN, method_counters_destroy HIDDEN, method_counters_read HIDDEN;
-method_fn method_uar_alloc HIDDEN, method_uar_destroy HIDDEN, method_pd_query HIDDEN;
+method_fn method_uar_alloc HIDDEN, method_uar_destroy HIDDEN, method_pd_query HIDDEN, method_query_mr HIDDEN;
+method_fn method_advise_mr HIDDEN, method_reg_dmabuf_mr HIDDEN;
+method_fn method_dm_alloc HIDDEN, method_dm_free HIDDEN, method_dm_query HIDDEN, method_dm_reg_mr HIDDEN;
 
 command_fn cmd_ex_create_flow HIDDEN, cmd_ex_destroy_flow HIDDEN, cmd_ex_create_wq HIDDEN, cmd_ex_modify_wq HIDDEN;
 command_fn cmd_ex_destroy_wq HIDDEN, cmd_ex_create_rwq_ind_table HIDDEN, cmd_ex_destroy_rwq_ind_table HIDDEN;

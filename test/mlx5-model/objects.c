@@ -13,16 +13,18 @@ struct list every_context = {&every_context, &every_context};
  * QPN or key is noticed; the first values keep clear of numbers that mean something else (QP 0 and 1 are special,
  * mkey 1 with variant 0 is the receive queue's end marker).
  */
-static uint32_t next_id[KIND_COUNT] = {[KIND_PD] = 1,     [KIND_MKEY] = 0x10, [KIND_AH] = 1,  [KIND_CQ] = 0x400,
-                                       [KIND_SRQ] = 0x40, [KIND_QP] = 0x100,  [KIND_UAR] = 1, [KIND_XRCD] = 1};
+static uint32_t next_id[KIND_COUNT] = {
+    [KIND_PD] = 1,     [KIND_MKEY] = 0x10, [KIND_AH] = 1,   [KIND_CQ] = 0x400, [KIND_SRQ] = 0x40,
+    [KIND_QP] = 0x100, [KIND_UAR] = 1,     [KIND_XRCD] = 1, [KIND_DM] = 1};
 #define LOWEST_ID 0x10u
+static bool is_wire_number(enum kind kind) {
+  return kind == KIND_MKEY || kind == KIND_CQ || kind == KIND_SRQ || kind == KIND_QP;
+}
 
 bool object_add(struct ctx* c, enum kind kind, struct object* o) {
   for (uint32_t tries = 0; tries < MAX_OBJECTS; tries++) {
     uint32_t id = next_id[kind]++ % MAX_OBJECTS;
-    if ((id < LOWEST_ID && kind != KIND_PD && kind != KIND_AH && kind != KIND_UAR && kind != KIND_XRCD) || id == 0 ||
-        object_table[kind][id])
-      continue;
+    if (id < (is_wire_number(kind) ? LOWEST_ID : 1) || object_table[kind][id]) continue;
     o->ctx = c;
     o->kind = kind;
     o->id = id;
@@ -67,6 +69,8 @@ static void destroy(struct object* o) {
       ah->pd->o.users--;
       break;
     }
+    case KIND_DM:
+      return dm_destroy(container_of(o, struct dm, o));
     case KIND_FLOW:
       return flow_destroy(o);
     case KIND_WQ:
@@ -86,8 +90,8 @@ static void destroy(struct object* o) {
 
 /* What the kernel does when the last descriptor of the device file goes: everything, in the order of dependence. */
 void ctx_release_objects(struct ctx* c) {
-  static const enum kind order[] = {KIND_FLOW, KIND_COUNTERS, KIND_TABLE, KIND_WQ, KIND_QP,  KIND_SRQ,
-                                    KIND_CQ,   KIND_MKEY,     KIND_AH,    KIND_PD, KIND_UAR, KIND_XRCD};
+  static const enum kind order[] = {KIND_FLOW, KIND_COUNTERS, KIND_TABLE, KIND_WQ,  KIND_QP,   KIND_SRQ, KIND_CQ,
+                                    KIND_MKEY, KIND_AH,       KIND_PD,    KIND_UAR, KIND_XRCD, KIND_DM};
   for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
     struct list* l = &c->objects[order[i]];
     while (!list_empty(l)) destroy(container_of(l->next, struct object, of_ctx));

@@ -48,12 +48,10 @@ void recv_take(struct qp* qp, struct receive* r) {
     uint32_t length = be32toh(seg->byte_count), key = be32toh(seg->lkey);
     if (!length && key == END_OF_LIST) break;
     if (!length) continue;
-    uint8_t* p = memory_at(key, pd, qp->o.id, be64toh(seg->addr), length, IBV_ACCESS_LOCAL_WRITE);
-    if (!p) {
+    if (!piece_at(&r->piece[r->pieces++], key, pd, qp->o.id, be64toh(seg->addr), length, IBV_ACCESS_LOCAL_WRITE)) {
       r->bad = true;
       return;
     }
-    r->piece[r->pieces++] = (struct piece){p, length};
     r->total += length;
   }
 }

@@ -66,16 +66,24 @@ static inline int gather(struct wqe* w, uint32_t need) {
     }
     w->next++;
     if (!count) continue;
-    uint8_t* p = memory_at(be32toh(seg->lkey), w->qp->pd, w->qp->o.id, be64toh(seg->addr), count, need);
-    if (!p) return MLX5_CQE_SYNDROME_LOCAL_PROT_ERR;
-    g->piece[g->pieces++] = (struct piece){p, count};
+    if (!piece_at(&g->piece[g->pieces++], be32toh(seg->lkey), w->qp->pd, w->qp->o.id, be64toh(seg->addr), count, need))
+      return MLX5_CQE_SYNDROME_LOCAL_PROT_ERR;
     g->total += count;
   }
   return g->total > MAX_MSG_SIZE ? MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR : 0;
 }
 
+/* `offset` bytes into a piece. */
+static inline uint8_t* into(const struct piece* piece, uint32_t offset) { return piece->p ? piece->p + offset : NULL; }
+
+/* A null pointer is the null MR's: reads as zeros, and takes what is written. */
 static inline void copy(uint8_t* to, const uint8_t* from, size_t n) {
   stats.bytes += n;
+  if (!to) return;
+  if (!from) {
+    memset(to, 0, n);
+    return;
+  }
   if (n == 8 && !((uintptr_t)to & 7)) { /* seen whole by who spins on it, as a NIC's write is */
     uint64_t v;
     memcpy(&v, from, 8);
@@ -89,13 +97,11 @@ static void scatter(struct receive* r, const struct gather* g) {
   int to = 0;
   uint32_t used = 0;
   for (int i = 0; i < g->pieces; i++) {
-    uint8_t* from = g->piece[i].p;
-    uint32_t left = g->piece[i].length;
-    while (left) {
-      uint32_t n = min_of(left, r->piece[to].length - used);
-      copy(r->piece[to].p + used, from, n);
-      from += n;
-      left -= n;
+    uint32_t done = 0;
+    while (done < g->piece[i].length) {
+      uint32_t n = min_of(g->piece[i].length - done, r->piece[to].length - used);
+      copy(into(&r->piece[to], used), into(&g->piece[i], done), n);
+      done += n;
       used += n;
       if (used == r->piece[to].length) to++, used = 0;
     }
@@ -180,8 +186,8 @@ static void put_grh(const struct wqe* w, struct receive* r) {
   const uint8_t* from = (const uint8_t*)&grh;
   for (uint32_t left = GRH_BYTES, i = 0; left; i++) {
     uint32_t n = min_of(left, r->piece[i].length);
-    memcpy(r->piece[i].p, from, n);
-    r->piece[i].p += n;
+    copy(r->piece[i].p, from, n);
+    r->piece[i].p = into(&r->piece[i], n);
     r->piece[i].length -= n;
     from += n;
     left -= n;
@@ -210,7 +216,7 @@ static int deliver(struct wqe* w, struct qp* peer, struct receive* r, uint32_t g
   bool in_cqe = !is_write && peer->scatter_to_cqe && w->qp->type == IBV_QPT_RC && g->total && g->total <= 32 && cqe;
   if (in_cqe) { /* small data travel in the CQE itself, libmlx5 copies them to the buffer */
     uint8_t* p = (uint8_t*)cqe;
-    for (int i = 0; i < g->pieces; p += g->piece[i++].length) memcpy(p, g->piece[i].p, g->piece[i].length);
+    for (int i = 0; i < g->pieces; p += g->piece[i++].length) copy(p, g->piece[i].p, g->piece[i].length);
     format |= MLX5_INLINE_SCATTER_32;
   } else if (!is_write) {
     scatter(r, g);

@@ -1,6 +1,6 @@
 /*
- * Doorbell pages that are allocated one by one. They are mapped by the program and rung by libmlx5; as with the others
- * nobody looks at what is written there (see interpose.c), so all there is to one is its number.
+ * Doorbell pages that are allocated one by one. libmlx5 maps and rings them, but nobody looks at what is written there
+ * (device_mmap() gives plain memory): all there is to one is its number.
  */
 #include <errno.h>
 #include <rdma/mlx5_user_ioctl_cmds.h>

@@ -1,0 +1,114 @@
+import { readFileSync } from 'node:fs';
+import { integer, rangeError, readOptions, typeError, uint32, uint64, valueError } from '../args.ts';
+import { RdmaError } from '../errors.ts';
+import { AccessFlags } from '../native/constants.gen.ts';
+import type { Context } from './context.ts';
+
+/** How memory is registered. */
+export interface RegMrOptions {
+  /**
+   * `AccessFlags` joined with `|`: what may be done with the region. Default `LOCAL_WRITE`. Remote write and atomic need
+   * LOCAL_WRITE too.
+   */
+  access?: number;
+  /**
+   * The address by which requests and peers name the first byte. Default: where it lies in memory; 0 with
+   * `AccessFlags.ZERO_BASED`. It must be at the same place in its page as the memory.
+   */
+  iova?: bigint;
+}
+
+/** How memory is allocated. */
+export interface AllocOptions extends RegMrOptions {
+  /** Use huge pages of the system's default size (see /proc/sys/vm/nr_hugepages). Default false. */
+  hugePages?: boolean;
+}
+
+/** What a DMA-BUF is registered with. */
+export interface RegDmabufMrOptions extends RegMrOptions {
+  /** First byte within the DMA-BUF. Default 0. */
+  offset?: number;
+  /** Bytes. */
+  length: number;
+  /** The address by which requests and peers name the first byte. Default: the offset. */
+  iova?: bigint;
+}
+
+/** What `regOptions()` reads, with its defaults. @internal */
+export interface Registration {
+  access: number;
+  iova: bigint | undefined;
+}
+
+/** @internal */
+export function regOptions(options: AllocOptions, others: readonly string[] = []): Registration {
+  const { access = AccessFlags.LOCAL_WRITE, iova } = readOptions(options, 'options', ['access', 'iova', ...others]);
+  uint32(access, 'options.access');
+  if (iova !== undefined) uint64(iova, 'options.iova');
+  if ((access & AccessFlags.ZERO_BASED) === 0) return { access, iova };
+  if (iova !== undefined && iova !== 0n) throw valueError('options.iova must be 0n, or missing, with ZERO_BASED');
+  return { access, iova: 0n };
+}
+
+/** @internal */
+export function dmabufOptions(fd: number, options: RegDmabufMrOptions) {
+  const { access, iova } = regOptions(options, ['offset', 'length']);
+  const { offset = 0, length } = options;
+  integer(fd, 'fd', 0, 0x7fff_ffff);
+  integer(offset, 'options.offset', 0, Number.MAX_SAFE_INTEGER);
+  integer(length, 'options.length', 1, Number.MAX_SAFE_INTEGER);
+  return { offset, length, how: { access, iova: iova ?? BigInt(offset) } };
+}
+
+// The addon interface cannot reach the memory of one.
+const NOT_SHARED =
+  '(a SharedArrayBuffer cannot be registered: each thread registers memory of its own, and copies or sends between them)';
+
+/** The memory behind a view: what `ibv_reg_mr` is told. @internal */
+export function memoryOf(memory: unknown, name = 'memory'): { buffer: ArrayBuffer; view: Buffer } {
+  const isView = ArrayBuffer.isView(memory);
+  if (!isView && !(memory instanceof ArrayBuffer)) {
+    const expected = 'a Buffer, TypedArray, DataView or ArrayBuffer';
+    throw typeError(name, memory instanceof SharedArrayBuffer ? `${expected} ${NOT_SHARED}` : expected, memory);
+  }
+  // `resizable` is younger than the library definitions that we compile with.
+  const backing: ArrayBufferLike & { resizable?: boolean } = isView ? memory.buffer : memory;
+  if (!(backing instanceof ArrayBuffer)) throw typeError(name, `backed by an ArrayBuffer ${NOT_SHARED}`, memory);
+  if (backing.resizable) throw typeError(name, 'of a fixed size, since a resizable one may move', memory);
+  // Looked at first: a DataView of a detached one throws when it is asked for its length.
+  if (backing.byteLength === 0 || memory.byteLength === 0) {
+    throw rangeError(`${name} must have at least one byte (is it detached?)`);
+  }
+  const offset = isView ? memory.byteOffset : 0;
+  const length = memory.byteLength;
+  return { buffer: backing, view: Buffer.from(backing, offset, length) };
+}
+
+/**
+ * EINVAL from a registration is nearly always about the access flags, and ENOMEM about the limit on locked memory; neither
+ * says so.
+ *
+ * @internal
+ */
+export function explainRegistration(error: unknown, length: number, of: Registration, context: Context): unknown {
+  const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_ATOMIC } = AccessFlags;
+  if (!(error instanceof RdmaError)) return error;
+  if (error.code === 'EINVAL') {
+    const { maxMrSize } = context.queryDevice();
+    if (BigInt(length) > maxMrSize) return error.explained(`${length} bytes, maxMrSize of the device is ${maxMrSize}`);
+    if ((of.access & (REMOTE_WRITE | REMOTE_ATOMIC)) !== 0 && (of.access & LOCAL_WRITE) === 0) {
+      return error.explained('REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too: add AccessFlags.LOCAL_WRITE');
+    }
+    if (of.iova === undefined) return error;
+    return error.explained(`iova 0x${of.iova.toString(16)} must be at the same place in its page as the memory`);
+  }
+  if (error.syscall === 'mmap' && error.code === 'ENOMEM') {
+    return error.explained(`no memory for ${length} bytes; with hugePages, see /proc/sys/vm/nr_hugepages`);
+  }
+  if (error.code !== 'ENOMEM') return error;
+  const limit = /^Max locked memory +(\S+) +(\S+)/m.exec(readFileSync('/proc/self/limits', 'utf8'));
+  return error.explained(
+    `registering ${length} bytes; RLIMIT_MEMLOCK is ${limit?.[1] ?? 'unknown'} bytes (hard limit ${limit?.[2] ?? 'unknown'}). ` +
+      'Raise it with "ulimit -l unlimited", LimitMEMLOCK=infinity in the systemd unit, or "--ulimit memlock=-1" for a container',
+  );
+}
