@@ -93,7 +93,7 @@ const steps = {
 };
 
 /** No step takes this long unless it hangs. */
-const DEADLINE_MS = 420_000;
+const DEADLINE_MS = 600_000;
 
 const children = new Set();
 
