@@ -96,8 +96,8 @@ function open(name: string): Context {
  * `nativeHandle`.
  *
  * @param cmdFd - the `cmdFd` of the other context, or a duplicate; it is duplicated, and stays the caller's
- * @throws RdmaError EBADF or EINVAL when it is no device file; EOPNOTSUPP where the provider, or rdma-core before 31, has
- *   no import
+ * @throws RdmaError EBADF, EINVAL or ENODEV when it is no device file; EOPNOTSUPP where the provider, or rdma-core before
+ *   31, has no import
  * @see ibv_import_device(3)
  */
 export function importDevice(cmdFd: number): Context {

@@ -22,7 +22,9 @@ static bool import_device(void) {
   struct ibv_mr* mr = ibv_reg_mr(pd, e.buf, BUFFER, IBV_ACCESS_LOCAL_WRITE);
   EXPECT(mr && !ibv_dereg_mr(mr));
   ibv_unimport_pd(pd);
+  struct ibv_values_ex clock = {.comp_mask = IBV_VALUES_MASK_RAW_CLOCK};
   EXPECT(!ibv_close_device(c));
+  EXPECT(!ibv_query_rt_values_ex(e.context, &clock) && clock.raw_clock.tv_nsec);
   EXPECT((mr = ibv_reg_mr(e.pd, e.buf, 4096, IBV_ACCESS_LOCAL_WRITE)) && !ibv_dereg_mr(mr)); /* goes on */
   return end_close(&e);
 }

@@ -92,16 +92,22 @@ bool device_happen(const char* path) {
 
 /*
  * What is mapped is said by a byte of the page's number, and by the rest of it which of them. All but the memory of the
- * device is plain memory: doorbell pages, that nobody looks at, and two pages of the clock: how it is translated, which
- * is written once, and the clock itself, which is written when it is read (hooks.c).
+ * device is plain memory: doorbell pages that nobody looks at, how the clock is translated, which is written once, and
+ * the clock itself, which is written when it is read (hooks.c): so we keep a mapping of it, of which each program has
+ * another.
  */
 void* device_mmap(struct ctx* c, void* addr, size_t length, uint64_t offset) {
   uint64_t number = offset / sysconf(_SC_PAGESIZE), command = number >> 8 & 0xff;
   if (command == MLX5_IB_MMAP_DEVICE_MEM) return dm_map(c, addr, length, (number & 0xff) | number >> 16 << 8);
-  void* page = (void*)syscall(SYS_mmap, addr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
-  if (command == MLX5_IB_MMAP_CLOCK_INFO && page != MAP_FAILED) clock_info(page);
-  if (command == MLX5_IB_MMAP_CORE_CLOCK && page != MAP_FAILED) c->core_clock = page;
-  return page;
+  bool is_clock = command == MLX5_IB_MMAP_CORE_CLOCK;
+  if (is_clock && c->core_clock) return mremap(c->core_clock, 0, length, MREMAP_MAYMOVE);
+  int sharing = is_clock ? MAP_SHARED : MAP_PRIVATE;
+  void* page = (void*)syscall(SYS_mmap, addr, length, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1, 0L);
+  if (page == MAP_FAILED) return page;
+  if (command == MLX5_IB_MMAP_CLOCK_INFO) clock_info(page);
+  if (!is_clock) return page;
+  c->core_clock = page;
+  return mremap(page, 0, length, MREMAP_MAYMOVE);
 }
 
 int check_address(uint8_t port, bool is_global, unsigned sgid_index) {

@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <rdma/mlx5_user_ioctl_cmds.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "model.h"
 
@@ -101,6 +103,7 @@ void ctx_release_objects(struct ctx* c) {
 void ctx_close(struct ctx* c) {
   ctx_release_objects(c);
   if (c->async_file) file_put(c->async_file);
+  if (c->core_clock) munmap(c->core_clock, sysconf(_SC_PAGESIZE));
   list_remove(&c->all);
   free(c);
 }
