@@ -93,6 +93,7 @@ class CmEvents final : public Owner {
       Copy(*event, &numbers);
       rdma_ack_cm_event(event);
     }
+    if (!IsTryAgain(errno)) poller_->GiveUp();
     if (!numbers.empty()) CallFromLoop(env_, callback_, numbers);
   }
 
@@ -159,17 +160,13 @@ Napi::Value CreateCmEvents(const Napi::CallbackInfo& info) {
 // (events, keepsAlive)
 Napi::Value StartCmEvents(const Napi::CallbackInfo& info) {
   FdPoller* poller = HandleArg<CmEvents>(info, 0)->poller();
-  if (info[1].ToBoolean()) {
-    poller->Start();
-  } else {
-    poller->Watch();
-    poller->Stop();
-  }
+  poller->Start();
+  if (!info[1].ToBoolean()) poller->Stop();
   return info.Env().Undefined();
 }
 
 Napi::Value StopCmEvents(const Napi::CallbackInfo& info) {
-  HandleArg<CmEvents>(info, 0)->poller()->Stop();
+  HandleArg<CmEvents>(info, 0)->poller()->Pause();
   return info.Env().Undefined();
 }
 

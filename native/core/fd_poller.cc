@@ -44,6 +44,10 @@ void FdPoller::GiveUp() {
   if (!closing_) uv_poll_stop(&poll_);
 }
 
+void FdPoller::Pause() {
+  if (!closing_) uv_poll_stop(&poll_);
+}
+
 void FdPoller::Close() {
   if (closing_) return;
   closing_ = true;

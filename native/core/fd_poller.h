@@ -26,6 +26,8 @@ class FdPoller {
   // Watches too, and keeps the process alive from Start() to Stop(): while somebody waits.
   void Start();
   void Stop();
+  // Reads no more, until Watch() or Start(): what arrives stays in the kernel, which counts it.
+  void Pause();
   // The descriptor has failed, and would be readable for ever: it is not watched any more.
   void GiveUp();
 

@@ -90,7 +90,7 @@ describeCm('a connection, step by step', () => {
     const listener = await listening(channel, port);
     const id = await resolved(channel, port);
     const a = await cmSide(id, {});
-    const own = a.pd.createQp({ sendCq: a.cq });
+    const own = a.pd.createQp({ sendCq: a.cq, cap: { maxSendWr: 16, maxRecvWr: 16 } });
     a.qp.close();
     expect(id.qp).toBeUndefined();
     const answered = id.connect({ qpNum: own.qpNum }, soon());

@@ -51,6 +51,7 @@ describeCm('the connection manager', () => {
   );
 
   it('a channel that is forgotten goes with its ids, and is counted', { timeout: 2 * DEADLINE_MS }, async () => {
+    await collect();
     const before = binding().census();
     await (async () => {
       const channel = createEventChannel();
