@@ -16,6 +16,7 @@ import {
   SendFlags,
   WcStatus,
   WrOpcode,
+  wcStatusName,
   wcStatusStr,
 } from '../../lib/index.ts';
 import {
@@ -144,10 +145,10 @@ describe('a completion', () => {
     b.qp.postRecv({ wrId: 3, sgList: b.mr.slice(0, 64) });
     a.qp.postSend({ opcode: WrOpcode.SEND, sgList: a.mr.slice(0, 65) });
     for await (const wc of a.cq) {
-      const text = wcStatusStr(WcStatus.REM_INV_REQ_ERR);
-      expect(inspect(wc)).toMatch(
-        pattern(`WorkCompletion { wrId: 0, status: REM_INV_REQ_ERR (${text}), vendorErr: X, qpNum: X }`),
-      );
+      // What the peer answers depends on the device.
+      expect([WcStatus.REM_INV_REQ_ERR, WcStatus.REM_OP_ERR]).toContain(wc.status);
+      const status = `${wcStatusName(wc.status)} (${wcStatusStr(wc.status)})`;
+      expect(inspect(wc)).toMatch(pattern(`WorkCompletion { wrId: 0, status: ${status}, vendorErr: X, qpNum: X }`));
       expect(Object.keys(wc)).toHaveLength(14);
       expect(wc).toEqual(JSON.parse(JSON.stringify(wc)));
       assert.deepEqual(structuredClone(wc), { ...wc });
