@@ -78,7 +78,7 @@ async function withPair(
     const pd = context.allocPd();
     const mr = pd.allocSync(16_384, { access: ALL_ACCESS | AccessFlags.MW_BIND });
     const shared = srq ? pd.createSrq({ maxWr: 16 }) : undefined;
-    const cq = context.createCq(64);
+    const cq = context.createCq(512);
     const qp = pd.createQp({ sendCq: cq, qpType: QpType[type], ...(shared && { srq: shared }) });
     const { qpNum, ...token } = await peer.open(deviceB, type, srq);
     const [here, there] = [gidOf(deviceA, family), gidOf(deviceB, family)];
