@@ -26,10 +26,11 @@ Outcome<std::shared_ptr<ContextHandle>> ContextHandle::Open(const std::string& d
 }
 
 Outcome<std::shared_ptr<ContextHandle>> ContextHandle::Import(int cmd_fd) {
-  struct stat st {};
+  // fstat() would ask for glibc 2.33.
+  struct statx st {};
   const int fd = fcntl(cmd_fd, F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return VerbError{"ibv_import_device", errno};
-  if (fstat(fd, &st) != 0 || !S_ISCHR(st.st_mode)) {
+  if (statx(fd, "", AT_EMPTY_PATH, STATX_TYPE, &st) != 0 || !S_ISCHR(st.stx_mode)) {
     close(fd);
     return VerbError{"ibv_import_device", EINVAL};
   }
