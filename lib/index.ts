@@ -35,6 +35,7 @@ export {
   encodeConnectionInfo,
 } from './endpoint/connect.ts';
 export { Endpoint, type OperationOptions, type Received } from './endpoint/endpoint.ts';
+export { BufferPool, type BufferPoolOptions, type OutstandingBuffer, PoolBuffer } from './endpoint/pool.ts';
 export {
   type ConnectTcpOptions,
   connectTcp,
