@@ -148,6 +148,39 @@ export class RdmaDeviceLostError extends Error {
   }
 }
 
+/**
+ * More operations of an endpoint wait for their turn than its option `maxWaiting` allows: `code` is
+ * `'ERR_RDMA_QUEUE_FULL'`. The operation was not begun: await some of those that were.
+ */
+export class QueueFullError extends Error {
+  /** Always `'ERR_RDMA_QUEUE_FULL'`. */
+  readonly code = 'ERR_RDMA_QUEUE_FULL';
+  /** Requests of that direction under way. */
+  readonly inFlight: number;
+  /** Requests that wait. */
+  readonly waiting: number;
+
+  /** @internal */
+  constructor(inFlight: number, waiting: number) {
+    super(`${inFlight} requests are under way and ${waiting} wait, and no more may (maxWaiting)`);
+    this.name = 'QueueFullError';
+    this.inFlight = inFlight;
+    this.waiting = waiting;
+  }
+}
+
+/** The peer of an endpoint has ended the connection, or its process is gone: `code` is `'ERR_RDMA_PEER_LEFT'`. */
+export class RdmaPeerLeftError extends Error {
+  /** Always `'ERR_RDMA_PEER_LEFT'`. */
+  readonly code = 'ERR_RDMA_PEER_LEFT';
+
+  /** @internal */
+  constructor() {
+    super('The peer has ended the connection');
+    this.name = 'RdmaPeerLeftError';
+  }
+}
+
 /** A work request was executed and failed. Thrown by helpers that promise success; `cq.poll()` returns it as data. */
 export class WorkCompletionError extends Error {
   /** How it ended: one of `WcStatus`. */
@@ -158,25 +191,34 @@ export class WorkCompletionError extends Error {
   readonly vendorErr: number;
   /** Number of the local queue pair. */
   readonly qpNum: number;
+  /** What was being done, in words. */
+  readonly operation: string;
+  /** What probably stands behind it, in words; they are in the message. */
+  readonly causes: readonly string[];
 
   /**
    * @param operation - what was being done, in words
    * @param wc - the completion
    * @param statusName - its status' C name
    * @param text - its status in words
+   * @param causes - what probably stands behind it. Default: what most often does
    */
   constructor(
     operation: string,
     wc: { status: number; vendorErr: number; qpNum: number },
     statusName: string,
     text: string,
+    causes: readonly string[] = hints[statusName] === undefined ? [] : [hints[statusName]],
   ) {
-    const hint = hints[statusName];
     super(
       `${operation} failed: ${text} (IBV_WC_${statusName}${wc.vendorErr ? `, vendor error 0x${wc.vendorErr.toString(16)}` : ''})` +
-        `${hint ? `: ${hint}` : ''}`,
+        `${causes.length > 0 ? `: ${causes.join('; ')}` : ''}`,
     );
     this.name = 'WorkCompletionError';
+    this.operation = operation;
+    this.causes = causes;
+    // They are in the message.
+    for (const name of ['operation', 'causes']) Object.defineProperty(this, name, { enumerable: false });
     this.status = wc.status;
     this.statusName = statusName;
     this.vendorErr = wc.vendorErr;

@@ -34,8 +34,10 @@ export {
   decodeConnectionInfo,
   encodeConnectionInfo,
 } from './endpoint/connect.ts';
-export { Endpoint, type OperationOptions, type Received } from './endpoint/endpoint.ts';
+export { Endpoint } from './endpoint/endpoint.ts';
+export { type OperationOptions, Operations, type Received } from './endpoint/operations.ts';
 export { BufferPool, type BufferPoolOptions, type OutstandingBuffer, PoolBuffer } from './endpoint/pool.ts';
+export { Scope } from './endpoint/scope.ts';
 export {
   type ConnectTcpOptions,
   connectTcp,
@@ -49,9 +51,11 @@ export {
   CmError,
   CqOverrunError,
   PostError,
+  QueueFullError,
   RdmaClosedError,
   RdmaDeviceLostError,
   RdmaError,
+  RdmaPeerLeftError,
   RdmaUnavailableError,
   WorkCompletionError,
 } from './errors.ts';

@@ -4,12 +4,12 @@ import { abortSignal, boolean, environmentNumber, instance, integer, readOptions
 import type { CmEvent } from '../cm/cm-event.ts';
 import type { CmId } from '../cm/cm-id.ts';
 import { createEventChannel, type EventChannel } from '../cm/event-channel.ts';
-import { RdmaClosedError } from '../errors.ts';
+import { RdmaClosedError, RdmaDeviceLostError } from '../errors.ts';
 import { CmEventType, QpState } from '../native/constants.gen.ts';
 import type { CmAddressInfo, QpCap } from '../native/native.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
-import { Endpoint } from './endpoint.ts';
+import { Endpoint, endpointOptions } from './endpoint.ts';
 import { createEndpointQp } from './endpoint-qp.ts';
 
 /** How an endpoint is made by the connection manager. */
@@ -40,6 +40,8 @@ export interface CmEndpointOptions {
   minRnrTimer?: number;
   /** Milliseconds that it may take. Default 10,000. */
   timeoutMs?: number;
+  /** Operations that may wait for their turn when the queue is full, in each direction. Default 16,384. */
+  maxWaiting?: number;
   /** Gives up the attempt. */
   signal?: AbortSignal;
 }
@@ -81,6 +83,7 @@ const endpointOptionNames = [
   'rnrRetryCount',
   'minRnrTimer',
   'timeoutMs',
+  'maxWaiting',
   'signal',
 ];
 
@@ -275,6 +278,7 @@ interface Prepared {
   recvs: (() => readonly MemorySlice[]) | undefined;
   minRnrTimer: number;
   timeoutMs: number;
+  how: { maxWaiting?: number };
   signal: AbortSignal | undefined;
   param: object;
 }
@@ -291,6 +295,7 @@ function prepare(o: CmEndpointOptions): Prepared {
     recvs,
     minRnrTimer: integer(minRnrTimer, 'options.minRnrTimer', 0, 31),
     timeoutMs: integer(timeoutMs, 'options.timeoutMs', 1, 2 ** 31 - 1),
+    how: endpointOptions(o),
     signal: abortSignal(o.signal, 'options.signal'),
     param: Object.fromEntries(Object.entries(param).filter(([, value]) => value !== undefined)),
   };
@@ -324,9 +329,9 @@ async function found(host: string, signal: AbortSignal): Promise<string> {
 
 // Makes the queue pair and its endpoint, and does the step that connects them.
 async function join(id: CmId, prepared: Prepared, step: () => Promise<Buffer>): Promise<Endpoint> {
-  const { pd, cap, recvs, minRnrTimer } = prepared;
+  const { pd, cap, recvs, minRnrTimer, how } = prepared;
   const qp = await createEndpointQp(pd, cap, (attr) => id.createQp(pd, attr));
-  const endpoint = new Endpoint(qp);
+  const endpoint = new Endpoint(qp, undefined, how);
   let said: Promise<void> | undefined;
   const farewell = () => {
     said ??= disconnect(id);
@@ -345,7 +350,7 @@ async function join(id: CmId, prepared: Prepared, step: () => Promise<Buffer>): 
   }
   id.watch(({ type }) => {
     if (type !== CmEventType.DISCONNECTED && type !== CmEventType.DEVICE_REMOVAL) return;
-    endpoint.peerLeft();
+    endpoint.peerLeft(type === CmEventType.DEVICE_REMOVAL ? new RdmaDeviceLostError('The connection') : undefined);
     // A peer that has left waits for the answer.
     if (type === CmEventType.DISCONNECTED) void farewell();
   });

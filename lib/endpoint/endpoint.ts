@@ -1,30 +1,19 @@
 import { inspect } from 'node:util';
-import { boolean, instance, readOptions, valueError } from '../args.ts';
-import { RdmaClosedError, WorkCompletionError } from '../errors.ts';
+import { abortSignal, boolean, instance, integer, readOptions, typeError, valueError } from '../args.ts';
+import { RdmaClosedError, RdmaDeviceLostError, RdmaPeerLeftError, type WorkCompletionError } from '../errors.ts';
 import { type Inspecting, shown, word } from '../inspect.ts';
 import { QpState, SendFlags, WcFlags, WcStatus, WrOpcode } from '../native/constants.gen.ts';
-import type { MemorySlice } from '../verbs/memory-region.ts';
+import { MemorySlice } from '../verbs/memory-region.ts';
 import { QueuePair } from '../verbs/queue-pair.ts';
-import type { RemoteSlice } from '../verbs/remote-region.ts';
+import type { RecvWr } from '../verbs/recv-list.ts';
 import type { SendWr } from '../verbs/send-wr.ts';
-import { wcStatusName, wcStatusStr } from '../verbs/text.ts';
 import type { WorkCompletion } from '../verbs/work-completion.ts';
-
-/** How an operation is executed. */
-export interface OperationOptions {
-  /** Begin only when all earlier reads and atomics of this endpoint have completed. Default false. */
-  fence?: boolean;
-  /** Mark the message, so that a peer that waits for solicited events only wakes up. Default false. */
-  solicited?: boolean;
-}
-
-/** A message that was received, or the immediate data of a write. */
-export interface Received {
-  /** Bytes: of the message in the buffer, or of the write into the remote region. */
-  byteLen: number;
-  /** Immediate data in host byte order, or undefined when there was none. */
-  immData: number | undefined;
-}
+import { failureOf } from './causes.ts';
+import { CompletionLoop } from './completion-loop.ts';
+import { type OperationOptions, Operations, type Received } from './operations.ts';
+import { abortable, outcomeOf } from './outcomes.ts';
+import { NOTHING, RECV, type Request, RequestQueue } from './request-queue.ts';
+import { Scope } from './scope.ts';
 
 /** What an endpoint's queue pair was connected by, where that has an end. @internal */
 export interface Connection {
@@ -34,59 +23,81 @@ export interface Connection {
   close(): void;
 }
 
-interface Pending {
-  resolve: (received: Received) => void;
-  reject: (error: Error) => void;
-  operation: string;
+const operationOptionNames = ['fence', 'solicited', 'signaled', 'signal'];
+/** Operations that may wait for their turn by default, in each direction: some megabytes of promises. */
+const MAX_WAITING = 16_384;
+
+/** The options of an endpoint among those that one is made with. @internal */
+export function endpointOptions({ maxWaiting = MAX_WAITING }: { maxWaiting?: number }): { maxWaiting: number } {
+  return { maxWaiting: integer(maxWaiting, 'options.maxWaiting', 0, 2 ** 24) };
 }
 
-const operationOptionNames = ['fence', 'solicited'];
-const settled = Promise.resolve();
-
-// Promises alone never let the event loop have its turn: every so often completions are looked for after it.
-const TURN = 512;
-
-// The wrId of receives; sends have 0.
-const RECV = 1;
-// What a send's promise resolves with, if only as a formality: its type is void.
-const NOTHING = undefined as unknown as Received;
+// What a device takes to flush: it does so at once, or not at all.
+const FLUSH_MS = 2000;
 
 /**
  * A connected queue pair with `await`: each operation is a promise that its completion settles. Operations are executed
- * in the order of the calls; many may be under way. The memory of an operation is held until its completion, whatever
- * becomes of the promise.
+ * in the order of the calls; many may be under way, `qp.cap.maxSendWr` of them (for `recv()`: `maxRecvWr`), and more wait
+ * for their turn. The memory of an operation is held until its completion, whatever becomes of the promise.
  *
  * A failed operation rejects with a {@link WorkCompletionError}, the queue pair is in the error state then, and
- * everything behind it rejects with WR_FLUSH_ERR, in order.
+ * everything behind it rejects with WR_FLUSH_ERR, in order; `closed` resolves with the error.
  *
- * What cannot be posted rejects at once and changes nothing: TypeError or RangeError for a wrong argument, PostError
- * ENOMEM when `qp.cap.maxSendWr` (for `recv()`: `maxRecvWr`) operations are under way, RdmaClosedError after `close()`.
+ * What cannot be posted rejects at once and changes nothing: TypeError or RangeError for a wrong argument, QueueFullError
+ * when more than `maxWaiting` would wait, RdmaClosedError after `close()`.
  *
  * An operation under way keeps the endpoint, and the process, alive.
  */
-export class Endpoint {
-  /** The queue pair. Its completion queues belong to this endpoint: nobody else may poll them. */
+export class Endpoint extends Operations {
+  /** The queue pair. Its queues belong to this endpoint: nobody else may post to them or poll them. */
   readonly qp: QueuePair;
   /** The receives that were posted before the peer could send, in the order of the option `recvs`; else empty. */
   readonly recvs: readonly Promise<Received>[] = [];
-  // The requests under way. Each queue completes in order.
-  readonly #sends: Pending[] = [];
-  readonly #recvs: Pending[] = [];
+  /**
+   * Resolves when the connection has ended, with the reason: undefined after `close()`; the {@link WorkCompletionError} of
+   * the first operation that failed; RdmaPeerLeftError when the peer has left (by the connection manager: others cannot
+   * know); RdmaDeviceLostError. Never rejects.
+   */
+  readonly closed: Promise<Error | undefined>;
+  readonly #sends: RequestQueue<SendWr>;
+  readonly #recvs: RequestQueue<RecvWr>;
+  readonly #loop: CompletionLoop;
   #privateData: Buffer;
   #connection: Connection | undefined;
-  #scheduled = false;
-  #turns = 0;
-  #waiting = false;
   #closing: Promise<void> | undefined;
+  // Why the connection has ended, once it has.
+  #end: { reason: Error | undefined } | undefined;
+  #tellClosed!: (reason: Error | undefined) => void;
 
   /**
    * @param qp - connected, its completion queues used by it alone
    * @param privateData - what the peer sent along
+   * @param options - `maxWaiting`: operations that may wait for their turn in each direction. Default 16,384
    */
-  constructor(qp: QueuePair, privateData: Buffer = Buffer.alloc(0)) {
+  constructor(qp: QueuePair, privateData: Buffer = Buffer.alloc(0), options: { maxWaiting?: number } = {}) {
+    super();
     this.qp = instance(qp, 'qp', QueuePair);
     if (qp.recvCq !== qp.sendCq) throw valueError('qp must have one completion queue for both directions');
+    const { maxWaiting } = endpointOptions(readOptions(options, 'options', ['maxWaiting']));
     this.#privateData = privateData;
+    const broken = (error: Error) => this.#fail(error);
+    this.#sends = new RequestQueue<SendWr>(qp, false, maxWaiting, broken);
+    this.#recvs = new RequestQueue<RecvWr>(qp, true, maxWaiting, broken);
+    this.#loop = new CompletionLoop(
+      qp,
+      { sends: this.#sends, recvs: this.#recvs },
+      (wc) => this.#settle(wc),
+      (error) => this.#lost(error),
+    );
+    this.closed = new Promise((resolve) => {
+      this.#tellClosed = resolve;
+    });
+    qp.onGone = (error) => {
+      if (this.#closing) return;
+      this.#ended(error);
+      // Of a device that is lost the completions may still be taken that there are.
+      if (!qp.lost) this.#abandon(error);
+    };
   }
 
   /** What the peer sent along when the connection was made; empty when nothing. */
@@ -95,118 +106,39 @@ export class Endpoint {
   }
 
   /**
-   * Sends a message. The peer must have a receive for it, or get one within its RNR retries.
+   * Does something, and waits for all that was begun by it: `body` gets the operations as a {@link Scope}, and its memory
+   * may be reused or closed when this promise is settled, also when `body` has thrown. Receives are waited for like all
+   * else.
    *
-   * @param local - the bytes of the message. Default none: a message of 0 bytes
-   * @param options - as all operations; and `immData`: 32 bits in host byte order, which the receive gets. Default none
-   * @returns when the peer's NIC has acknowledged it: it is in its memory, if perhaps not looked at
-   * @see ibv_post_send(3), IBV_WR_SEND and IBV_WR_SEND_WITH_IMM
+   * @returns what `body` returns
+   * @throws what `body` throws; else what the first operation that failed rejected with, even when `body` did not look
    */
-  send(local?: MemorySlice, options?: OperationOptions & { immData?: number }): Promise<void> {
-    const wr: SendWr = { wrId: 0, opcode: WrOpcode.SEND };
-    if (local !== undefined) wr.sgList = local;
-    if (options?.immData === undefined) return this.#post(wr, 'send', options);
-    const { immData, ...rest } = options;
-    wr.opcode = WrOpcode.SEND_WITH_IMM;
-    wr.immData = immData;
-    return this.#post(wr, 'send', rest);
-  }
-
-  /**
-   * Receives a message, or the immediate data of a write. The buffers are filled in the order of the calls.
-   *
-   * @param local - where the message goes, as long as the longest that may come: one that is longer ends the connection.
-   *   Default none: for messages of 0 bytes, and for immediate data
-   * @see ibv_post_recv(3)
-   */
-  recv(local?: MemorySlice): Promise<Received> {
+  async scope<T>(body: (scope: Scope) => T | Promise<T>): Promise<T> {
+    if (typeof body !== 'function') throw typeError('body', 'a function', body);
+    const scope = new Scope(this);
+    let result: T;
     try {
-      this.#requireOpen();
-      this.qp.postRecv(local === undefined ? { wrId: RECV } : { wrId: RECV, sgList: local });
-    } catch (error) {
-      return Promise.reject(error);
+      result = await body(scope);
+    } finally {
+      await scope.leave();
     }
-    return this.#completion(this.#recvs, 'recv');
+    scope.throwIfFailed();
+    return result;
   }
 
   /**
-   * Writes local memory into the peer's, which does not notice.
+   * Ends the connection. What was sent may complete first; then what is left, and all receives, is flushed and rejects
+   * with WR_FLUSH_ERR, the peer is told where the connection manager can, and the queue pair and its completion queue
+   * are closed. Idempotent; bounded in time, also when the peer is dead.
    *
-   * @param local - what to write
-   * @param remote - where to, at least as long; its region needs REMOTE_WRITE
-   * @see ibv_post_send(3), IBV_WR_RDMA_WRITE
+   * @param options - `drainMs`: milliseconds for what was sent to complete. Default 1000; 0 flushes it at once
    */
-  write(local: MemorySlice, remote: RemoteSlice, options?: OperationOptions): Promise<void> {
-    return this.#post({ wrId: 0, opcode: WrOpcode.RDMA_WRITE, sgList: local, remote }, 'write', options);
-  }
-
-  /**
-   * Writes local memory into the peer's, and ends one of its receives.
-   *
-   * @param local - what to write
-   * @param remote - where to, at least as long; its region needs REMOTE_WRITE
-   * @param immData - 32 bits in host byte order, which the receive gets
-   * @see ibv_post_send(3), IBV_WR_RDMA_WRITE_WITH_IMM
-   */
-  writeWithImm(local: MemorySlice, remote: RemoteSlice, immData: number, options?: OperationOptions): Promise<void> {
-    const wr = { wrId: 0, opcode: WrOpcode.RDMA_WRITE_WITH_IMM, sgList: local, remote, immData };
-    return this.#post(wr, 'writeWithImm', options);
-  }
-
-  /**
-   * Reads the peer's memory into local memory.
-   *
-   * @param local - where to; its region needs LOCAL_WRITE. As many bytes are read as it has
-   * @param remote - what to read, at least as long; its region needs REMOTE_READ
-   * @see ibv_post_send(3), IBV_WR_RDMA_READ
-   */
-  read(local: MemorySlice, remote: RemoteSlice, options?: OperationOptions): Promise<void> {
-    return this.#post({ wrId: 0, opcode: WrOpcode.RDMA_READ, sgList: local, remote }, 'read', options);
-  }
-
-  /**
-   * Compares 8 bytes of the peer's memory with a value and, when they are equal, replaces them, as one step.
-   *
-   * @param local - 8 bytes for what was there before, in host byte order
-   * @param remote - at an address that is a multiple of 8
-   * @param compare - 64 bits
-   * @param swap - 64 bits
-   * @returns what was there before: equal to `compare` when it was replaced
-   * @see ibv_post_send(3), IBV_WR_ATOMIC_CMP_AND_SWP
-   */
-  async compareAndSwap(
-    local: MemorySlice,
-    remote: RemoteSlice,
-    compare: bigint,
-    swap: bigint,
-    options?: OperationOptions,
-  ): Promise<bigint> {
-    const wr = { wrId: 0, opcode: WrOpcode.ATOMIC_CMP_AND_SWP, sgList: local, remote, compareAdd: compare, swap };
-    await this.#post(wr, 'compareAndSwap', options);
-    return nativeUint64(local);
-  }
-
-  /**
-   * Adds to 8 bytes of the peer's memory, as one step; a sum past 64 bits wraps around.
-   *
-   * @param local - 8 bytes for what was there before, in host byte order
-   * @param remote - at an address that is a multiple of 8; its region needs REMOTE_ATOMIC
-   * @param add - 64 bits
-   * @returns what was there before
-   * @see ibv_post_send(3), IBV_WR_ATOMIC_FETCH_AND_ADD
-   */
-  async fetchAdd(local: MemorySlice, remote: RemoteSlice, add: bigint, options?: OperationOptions): Promise<bigint> {
-    const wr = { wrId: 0, opcode: WrOpcode.ATOMIC_FETCH_AND_ADD, sgList: local, remote, compareAdd: add };
-    await this.#post(wr, 'fetchAdd', options);
-    return nativeUint64(local);
-  }
-
-  /**
-   * Ends the connection: what is under way is flushed and rejects with WR_FLUSH_ERR, then the queue pair and its
-   * completion queue are closed. Idempotent; bounded by what the device takes to flush, also when the peer is dead.
-   */
-  close(): Promise<void> {
-    this.#closing ??= this.#close();
+  close(options: { drainMs?: number } = {}): Promise<void> {
+    if (this.#closing === undefined) {
+      const { drainMs = 1000 } = readOptions(options, 'options', ['drainMs']);
+      integer(drainMs, 'options.drainMs', 0, 2 ** 31 - 1);
+      this.#closing = this.#close(drainMs);
+    }
     return this.#closing;
   }
 
@@ -221,26 +153,38 @@ export class Endpoint {
     const fields = () => ({
       qp: this.qp,
       privateData: this.privateData.length === 0 ? undefined : word(`${this.privateData.length} bytes`),
+      waitingSends: this.#sends.waiting || undefined,
+      waitingRecvs: this.#recvs.waiting || undefined,
     });
     return shown('Endpoint', tag, fields, ...how);
   }
 
-  async #close(): Promise<void> {
+  async #close(drainMs: number): Promise<void> {
     const { qp } = this;
-    if (!qp.closed) {
-      await this.#connection?.disconnect();
-      if (this.#isPending && !qp.lost) await qp.modify({ qpState: QpState.ERR });
-      const deadline = Date.now() + 2000;
-      // Flushed requests complete at once; a device that does not flush must not hold the caller.
-      while (this.#isPending && !qp.lost && Date.now() < deadline) {
-        this.#drain();
-        if (this.#isPending) await new Promise((resolve) => setTimeout(resolve, 1));
+    try {
+      // What has failed is flushed already.
+      if (!this.#end) await this.#until(() => this.#sends.isIdle || this.#end !== undefined, drainMs);
+      if (!qp.closed) {
+        await this.#connection?.disconnect();
+        if (this.#loop.isPending && !qp.closed && !qp.lost) await qp.modify({ qpState: QpState.ERR });
+        // A device that does not flush must not hold the caller.
+        await this.#until(() => !this.#loop.isPending, FLUSH_MS);
+        qp.close();
+        qp.sendCq.close();
       }
-      qp.close();
-      qp.sendCq.close();
+      this.#connection?.close();
+    } finally {
+      this.#abandon(new RdmaClosedError('Endpoint'));
+      this.#ended(undefined);
     }
-    this.#connection?.close();
-    this.#abandon(new RdmaClosedError('Endpoint'));
+  }
+
+  async #until(isDone: () => boolean, ms: number): Promise<void> {
+    const deadline = performance.now() + ms;
+    while (!isDone() && !this.qp.closed && !this.qp.lost && performance.now() < deadline) {
+      this.#loop.drain();
+      if (!isDone()) await new Promise((resolve) => setTimeout(resolve, 1));
+    }
   }
 
   /** The connection stands, and is one that wants to be ended. @internal */
@@ -249,9 +193,9 @@ export class Endpoint {
     this.#connection = connection;
   }
 
-  /** The peer has ended the connection: what is under way is flushed. @internal */
-  peerLeft(): void {
-    if (!this.qp.closed) this.#flush();
+  /** The peer has ended the connection, or the device is gone: what is under way is flushed. @internal */
+  peerLeft(reason: Error = new RdmaPeerLeftError()): void {
+    if (!this.qp.closed) this.#fail(reason);
   }
 
   /** Posts the receives of `recvs`, in the state INIT. @internal */
@@ -261,22 +205,37 @@ export class Endpoint {
     for (const recv of this.recvs) recv.catch(() => {});
   }
 
+  #ended(reason: Error | undefined): void {
+    if (this.#end) return;
+    this.#end = { reason };
+    this.#sends.end((request) => this.#refusal(request));
+    this.#recvs.end((request) => this.#refusal(request));
+    this.#tellClosed(reason);
+  }
+
+  // What a request rejects with that was not posted before the end. The device would flush it, but Soft-RoCE not a receive.
+  #refusal(request: Request): Error {
+    const { reason } = this.#end as { reason: Error | undefined };
+    if (reason instanceof RdmaDeviceLostError || reason instanceof RdmaClosedError) return reason;
+    const wc = { status: WcStatus.WR_FLUSH_ERR, vendorErr: 0, qpNum: this.qp.qpNum };
+    return failureOf(this.qp, request, wc, reason);
+  }
+
   // A device flushes both queues of a queue pair that has failed, but Soft-RoCE leaves the receives where they are until
   // it is told the state that the queue pair is in already.
-  #flush(): void {
+  #fail(reason: Error): void {
+    this.#ended(reason);
     try {
       this.qp.modifySync({ qpState: QpState.ERR });
     } catch {
       // The device is gone, and close() gives up waiting.
     }
-  }
-
-  get #isPending(): boolean {
-    return this.#sends.length > 0 || this.#recvs.length > 0;
+    this.#loop.pump();
   }
 
   #abandon(error: Error): void {
-    for (const { reject } of [...this.#sends.splice(0), ...this.#recvs.splice(0)]) reject(error);
+    this.#sends.abandon(error);
+    this.#recvs.abandon(error);
   }
 
   #requireOpen(): void {
@@ -284,109 +243,134 @@ export class Endpoint {
   }
 
   // Not an async function, which would cost as much again as the whole operation does.
-  #post(wr: SendWr, operation: string, options: OperationOptions | undefined): Promise<void> {
+  /** @internal */
+  override perform(wr: SendWr, name: string, options?: OperationOptions, scope?: Scope): Promise<void> {
+    if (options !== undefined) return this.#performWith(wr, name, options, scope);
+    wr.sendFlags = SendFlags.SIGNALED | this.#inlined(wr);
+    return this.#begin(this.#sends, name, wr, scope) as Promise<unknown> as Promise<void>;
+  }
+
+  /** @internal */
+  override performRecv(wr: RecvWr, options?: { signal?: AbortSignal }, scope?: Scope): Promise<Received> {
+    if (options === undefined) return this.#begin(this.#recvs, 'recv', wr, scope);
     try {
-      this.#requireOpen();
-      let flags: number = SendFlags.SIGNALED;
-      if (options !== undefined) {
-        const { fence = false, solicited = false } = readOptions(options, 'options', operationOptionNames);
-        if (boolean(fence, 'options.fence')) flags |= SendFlags.FENCE;
-        if (boolean(solicited, 'options.solicited')) flags |= SendFlags.SOLICITED;
-      }
-      const length = (wr.sgList as MemorySlice | undefined)?.length ?? 0;
-      if (length <= this.qp.cap.maxInlineData && inlinable(wr.opcode)) flags |= SendFlags.INLINE;
-      wr.sendFlags = flags;
-      this.qp.postSend(wr);
+      const { signal } = readOptions(options, 'options', ['signal']);
+      return this.#beginAll(this.#recvs, 'recv', [wr], { signal, scope });
     } catch (error) {
       return Promise.reject(error);
     }
-    return this.#completion(this.#sends, operation) as Promise<unknown> as Promise<void>;
   }
 
-  // For a request that was just posted.
-  #completion(queue: Pending[], operation: string): Promise<Received> {
-    const promise = new Promise<Received>((resolve, reject) => {
-      queue.push({ resolve, reject, operation });
+  /** @internal */
+  override performAll(wrs: readonly SendWr[], options?: { signal?: AbortSignal }, scope?: Scope): Promise<void> {
+    try {
+      const { signal } = readOptions(options, 'options', ['signal']);
+      if (!Array.isArray(wrs)) throw typeError('wrs', 'an array', wrs);
+      const copies = wrs.map((wr: SendWr, i) => {
+        if (wr?.wrId !== undefined) throw valueError(`wrs[${i}].wrId: an endpoint numbers its requests itself`);
+        const copy: SendWr = { ...wr, wrId: 0 };
+        if (Array.isArray(wr?.sgList)) copy.sgList = [...wr.sgList];
+        copy.sendFlags = (wr?.sendFlags ?? 0) | this.#inlined(copy);
+        return copy;
+      });
+      return this.#beginAll(this.#sends, 'batch', copies, { signal, scope }) as Promise<unknown> as Promise<void>;
+    } catch (error) {
+      return Promise.reject(error);
+    }
+  }
+
+  #performWith(wr: SendWr, name: string, options: OperationOptions, scope: Scope | undefined): Promise<void> {
+    try {
+      const o = readOptions(options, 'options', operationOptionNames);
+      const { fence = false, solicited = false, signaled = true, signal } = o;
+      wr.sendFlags = SendFlags.SIGNALED | this.#inlined(wr);
+      if (boolean(fence, 'options.fence')) wr.sendFlags |= SendFlags.FENCE;
+      if (boolean(solicited, 'options.solicited')) wr.sendFlags |= SendFlags.SOLICITED;
+      const isUnsignaled = !boolean(signaled, 'options.signaled');
+      const operation = this.#beginAll(this.#sends, name, [wr], { signal, scope, isUnsignaled });
+      return operation as Promise<unknown> as Promise<void>;
+    } catch (error) {
+      return Promise.reject(error);
+    }
+  }
+
+  #begin<Wr extends SendWr | RecvWr>(
+    queue: RequestQueue<Wr>,
+    name: string,
+    wr: Wr,
+    scope: Scope | undefined,
+  ): Promise<Received> {
+    const operation = new Promise<Received>((resolve, reject) => {
+      this.#requireOpen();
+      queue.add({ name, wr, resolve, reject, isUnsignaled: false, post: undefined });
+      this.#loop.look();
     });
-    if (!this.#scheduled) {
-      // Once for all requests of this turn. Fast devices have completed by then, without any event.
-      this.#scheduled = true;
-      this.#turns = (this.#turns + 1) % TURN;
-      if (this.#turns === 0) setImmediate(this.#turn);
-      else settled.then(this.#turn);
-    }
-    return promise;
+    scope?.track(operation);
+    return operation;
   }
 
-  readonly #turn = (): void => {
-    this.#scheduled = false;
-    if (this.qp.closed) return;
-    try {
-      this.#drain();
-    } catch (error) {
-      // The device is lost, or the queue cannot be polled any more.
-      this.#abandon(error as Error);
-    }
-    if (this.#isPending && !this.#waiting) void this.#wait();
-  };
-
-  async #wait(): Promise<void> {
-    const cq = this.qp.sendCq;
-    this.#waiting = true;
-    try {
-      while (this.#isPending) {
-        // One at a time, so that what it makes happen is not kept waiting.
-        if (cq.spinUs > 0 && (await cq.spin(() => this.#drain(), undefined))) continue;
-        // Poll, arm, poll again, wait: what arrives between the first two makes no event.
-        cq.reqNotify();
-        this.#drain();
-        if (this.#isPending) await cq.nextEvent(undefined);
-      }
-    } catch (error) {
-      // The queue was closed meanwhile (RdmaClosedError), or cannot be polled any more.
-      this.#abandon(error as Error);
-    } finally {
-      this.#waiting = false;
-    }
+  // As the above with more to it, and for several requests with one promise.
+  #beginAll<Wr extends SendWr | RecvWr>(
+    queue: RequestQueue<Wr>,
+    name: string,
+    wrs: readonly Wr[],
+    how: { signal?: unknown; scope: Scope | undefined; isUnsignaled?: boolean; post?: (wrId: number) => void },
+  ): Promise<Received> {
+    const signal = abortSignal(how.signal, 'options.signal');
+    signal?.throwIfAborted();
+    const { scope, isUnsignaled = false, post } = how;
+    const requests: Request<Wr>[] = [];
+    const operation = new Promise<Received>((resolve, reject) => {
+      this.#requireOpen();
+      const outcome = wrs.length === 1 ? { resolve, reject } : outcomeOf(wrs.length, resolve, reject);
+      for (const wr of wrs) requests.push({ name, wr, ...outcome, isUnsignaled, post });
+      if (requests.length === 1) queue.add(requests[0] as Request<Wr>);
+      else if (requests.length > 1) queue.addAll(requests);
+      this.#loop.look();
+    });
+    scope?.track(operation);
+    if (signal === undefined) return operation;
+    return abortable(operation, signal, () => {
+      for (const request of requests) if (queue.withdraw(request)) request.reject(signal.reason);
+    });
   }
 
-  // Whether there was anything.
-  #drain(): boolean {
-    const cq = this.qp.sendCq;
-    let count = cq.poll();
-    if (count === 0) return false;
-    for (; count > 0; count = cq.poll()) {
-      for (let i = 0; i < count; i++) this.#settle(cq.at(i));
-    }
-    return true;
+  // The flag for what is short enough, and of a kind that can.
+  #inlined({ sgList, opcode }: SendWr): number {
+    let length = 0;
+    if (MemorySlice.is(sgList)) length = sgList.length;
+    else if (Array.isArray(sgList)) for (const slice of sgList) length += slice?.length;
+    return length <= this.qp.cap.maxInlineData && inlinable(opcode) ? SendFlags.INLINE : 0;
+  }
+
+  // Nothing will complete any more.
+  #lost(error: Error): void {
+    if (!this.#closing) this.#ended(error);
+    this.#abandon(error);
   }
 
   #settle(wc: WorkCompletion): void {
-    const isRecv = wc.wrId === RECV;
-    const pending = (isRecv ? this.#recvs : this.#sends).shift();
-    if (pending === undefined) return;
-    if (wc.status === WcStatus.SUCCESS) {
+    const { wrId, status } = wc;
+    const isRecv = (wrId & RECV) !== 0;
+    const request = isRecv ? this.#recvs.take(wrId) : this.#sends.take(wrId);
+    if (request === undefined) return;
+    if (status === WcStatus.SUCCESS) {
       if (!isRecv) {
-        pending.resolve(NOTHING);
+        request.resolve(NOTHING);
         return;
       }
       const immData = (wc.wcFlags & WcFlags.WITH_IMM) !== 0 ? wc.immData : undefined;
-      pending.resolve({ byteLen: wc.byteLen, immData });
-    } else {
-      if (wc.status !== WcStatus.WR_FLUSH_ERR) this.#flush();
-      const operation = `${pending.operation} on queue pair 0x${wc.qpNum.toString(16)}`;
-      pending.reject(new WorkCompletionError(operation, wc, wcStatusName(wc.status), wcStatusStr(wc.status)));
+      request.resolve({ byteLen: wc.byteLen, immData });
+      return;
     }
+    const error = failureOf(this.qp, request, wc, this.#end?.reason);
+    if (!this.#end && !(this.#closing && status === WcStatus.WR_FLUSH_ERR)) this.#fail(error);
+    request.reject(error);
   }
 }
 
-// The 8 bytes of an atomic's result, which the device leaves in host byte order.
-function nativeUint64(slice: MemorySlice): bigint {
-  return slice.buffer.readBigUInt64LE(0);
-}
-
 function inlinable(opcode: number): boolean {
-  return (
-    opcode !== WrOpcode.RDMA_READ && opcode !== WrOpcode.ATOMIC_CMP_AND_SWP && opcode !== WrOpcode.ATOMIC_FETCH_AND_ADD
-  );
+  const { RDMA_WRITE, SEND, SEND_WITH_IMM, RDMA_WRITE_WITH_IMM, SEND_WITH_INV } = WrOpcode;
+  const isWrite = opcode === RDMA_WRITE || opcode === RDMA_WRITE_WITH_IMM;
+  return isWrite || opcode === SEND || opcode === SEND_WITH_IMM || opcode === SEND_WITH_INV;
 }

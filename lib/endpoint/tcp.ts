@@ -17,7 +17,7 @@ import {
   decodeConnectionInfo,
   encodeConnectionInfo,
 } from './connect.ts';
-import { Endpoint } from './endpoint.ts';
+import { Endpoint, endpointOptions } from './endpoint.ts';
 import { createEndpointQp } from './endpoint-qp.ts';
 
 // What travels, in both directions: the length of a frame (u16, network order), the connection info, the private data.
@@ -41,6 +41,8 @@ export interface EndpointOptions extends ConnectOptions {
   recvs?: () => readonly MemorySlice[];
   /** Milliseconds that the exchange may take. Default 10,000. */
   timeoutMs?: number;
+  /** Operations that may wait for their turn when the queue is full, in each direction. Default 16,384. */
+  maxWaiting?: number;
 }
 
 /** Where to connect to. */
@@ -65,7 +67,7 @@ export interface ListenTcpOptions extends EndpointOptions {
   onError?: (error: Error) => void;
 }
 
-const endpointOptionNames = [...connectOptionNames, 'pd', 'cap', 'privateData', 'recvs', 'timeoutMs'];
+const endpointOptionNames = [...connectOptionNames, 'pd', 'cap', 'privateData', 'recvs', 'timeoutMs', 'maxWaiting'];
 
 /**
  * Connects to a peer that has called `listenTcp()`: the two exchange what they must know over TCP, and take their queue
@@ -207,6 +209,7 @@ interface Prepared {
   privateData: Buffer;
   timeoutMs: number;
   recvs: (() => readonly MemorySlice[]) | undefined;
+  how: { maxWaiting?: number };
   connect: ConnectOptions;
 }
 
@@ -229,12 +232,13 @@ function prepare(o: EndpointOptions): Prepared {
     privateData: Buffer.from(privateData),
     timeoutMs: integer(o.timeoutMs ?? 10_000, 'options.timeoutMs', 1, 2 ** 31 - 1),
     recvs: o.recvs,
+    how: endpointOptions(o),
     connect,
   };
 }
 
 async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal | undefined): Promise<Endpoint> {
-  const { pd, cap, privateData, timeoutMs, recvs, connect } = prepared;
+  const { pd, cap, privateData, timeoutMs, recvs, how, connect } = prepared;
   // Destroying the socket with the reason is what ends a wait for its bytes.
   const abort = () => socket.destroy(cancel?.reason as Error);
   cancel?.addEventListener('abort', abort, { once: true });
@@ -256,7 +260,7 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
     }
     const received = await bytes.read(length);
     const remote: ConnectionInfo = decodeConnectionInfo(received.subarray(0, INFO_LENGTH));
-    const endpoint = new Endpoint(qp, Buffer.from(received.subarray(INFO_LENGTH)));
+    const endpoint = new Endpoint(qp, Buffer.from(received.subarray(INFO_LENGTH)), how);
     await connectQueuePair(qp, local, remote, {
       ...connect,
       beforeRtr: () => endpoint.postInitial(recvs?.() ?? []),

@@ -304,6 +304,12 @@ export class MemorySlice {
     return this.#region.buffer.subarray(this.#offset, this.#offset + this.#length);
   }
 
+  /** The slice in a few words, for errors. @internal */
+  describe(): string {
+    const { offset, length, region } = this;
+    return `0x${(region.addr + BigInt(offset)).toString(16)} + ${length} (lkey 0x${region.lkey.toString(16)})`;
+  }
+
   /** @internal */
   [inspect.custom](...how: Inspecting): object | string {
     const fields = () => {

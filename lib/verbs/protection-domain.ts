@@ -39,7 +39,7 @@ import { Resource } from './resource.ts';
 import { SharedReceiveQueue, type SrqInitAttr } from './shared-receive-queue.ts';
 import { ThreadDomain } from './thread-domain.ts';
 import type { WorkCompletion } from './work-completion.ts';
-import type { InFlight } from './work-queue.ts';
+import type { Using } from './work-queue.ts';
 
 const SGE_WORDS = Layout.sge.size / 4;
 
@@ -69,7 +69,7 @@ export class ProtectionDomain extends Resource {
   /** @internal */
   readonly handle: PdHandle;
   /** The queues whose requests use its regions. @internal */
-  readonly queues = new Set<InFlight>();
+  readonly queues = new Set<Using>();
   /** How many of its regions were closed: post lists look for closed ones only when it has changed. @internal */
   closings = 0;
   protected readonly destroyVerb: string;

@@ -1,6 +1,6 @@
 import { constants } from 'node:os';
 import { instance, integer, rangeError, readOptions, uint32, valueError } from '../args.ts';
-import { PostError, RdmaError } from '../errors.ts';
+import { PostError, RdmaClosedError, RdmaDeviceLostError, RdmaError } from '../errors.ts';
 import { brief, nameOf, word } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { MwType, QpState, QpType, SendFlags, SendOpsFlags } from '../native/constants.gen.ts';
@@ -23,7 +23,7 @@ import type { Resource } from './resource.ts';
 import { SendList } from './send-list.ts';
 import type { SendWr } from './send-wr.ts';
 import type { SharedReceiveQueue } from './shared-receive-queue.ts';
-import { type InFlight, WorkQueue } from './work-queue.ts';
+import { type InFlight, type Using, WorkQueue } from './work-queue.ts';
 
 const { RESET, INIT, RTR, RTS, SQD, SQE, ERR } = QpState;
 const states = (...list: number[]) => list.reduce((bits, state) => bits | (1 << state), 0);
@@ -65,6 +65,8 @@ export class QueuePair extends AnyQueuePair {
   readonly #sends: SendList;
   readonly #recvs: RecvList;
   readonly #leave: () => void;
+  /** Told when it is closed, and when its device is lost. @internal */
+  onGone: ((error: Error) => void) | undefined;
 
   /** @internal */
   constructor(pd: ProtectionDomain, attr: QpInitAttr, mlx5?: NativeMlx5QpInitAttr) {
@@ -325,6 +327,7 @@ export class QueuePair extends AnyQueuePair {
   /** @internal */
   protected override onLost(): void {
     for (const queue of [this.#sendQueue, this.#recvQueue]) queue.postable = false;
+    this.onGone?.(new RdmaDeviceLostError(this.describe()));
   }
 
   /** @internal */
@@ -334,11 +337,12 @@ export class QueuePair extends AnyQueuePair {
     this.#leave();
     this.sendCq.detach(this);
     this.recvCq.detach(this);
+    this.onGone?.(new RdmaClosedError(this.describe()));
   }
 }
 
 // Ends a queue pair's queues. Made out here, where it cannot keep the queue pair.
-function leaver(queues: readonly InFlight[], all: Set<InFlight>): () => void {
+function leaver(queues: readonly InFlight[], all: Set<Using>): () => void {
   return () => {
     for (const queue of queues) {
       queue.close();

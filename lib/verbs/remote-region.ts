@@ -101,12 +101,23 @@ export class RemoteSlice {
     return this.#length;
   }
 
+  get #addr(): bigint {
+    return (BigInt(this.#addrHigh >>> 0) << 32n) | BigInt(this.#addrLow >>> 0);
+  }
+
+  /** The slice in a few words, for errors. @internal */
+  describe(): string {
+    return `0x${this.#addr.toString(16)} + ${this.#length} (rkey 0x${(this.#rkey >>> 0).toString(16)})`;
+  }
+
   /** @internal */
   [inspect.custom](...how: Inspecting): object | string {
-    const fields = () => {
-      const addr = (BigInt(this.#addrHigh >>> 0) << 32n) | BigInt(this.#addrLow >>> 0);
-      return { offset: this.#offset, length: this.#length, addr: hex(addr), rkey: hex(this.#rkey >>> 0) };
-    };
+    const fields = () => ({
+      offset: this.#offset,
+      length: this.#length,
+      addr: hex(this.#addr),
+      rkey: hex(this.#rkey >>> 0),
+    });
     return shown('RemoteSlice', undefined, fields, ...how);
   }
 

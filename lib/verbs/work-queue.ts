@@ -8,8 +8,14 @@ export type Held = Resource | readonly Resource[] | null;
 /** What nothing that a request uses is equal to. */
 export const NOTHING = Symbol('nothing');
 
+/** Requests that use objects of a domain. */
+export interface Using {
+  /** How many of them use an object, which cannot be closed meanwhile. */
+  uses(resource: Resource): number;
+}
+
 /** What is in flight on one queue. */
-export interface InFlight {
+export interface InFlight extends Using {
   /** What the addon knows it by. */
   readonly id: number;
   /** Requests that may be in flight: the granted capacity. */
@@ -33,8 +39,6 @@ export interface InFlight {
    * @param wrSize - words of a request
    */
   hold(count: number, held: readonly Held[], isWhole: boolean, list: Int32Array, wrSize: number): void;
-  /** Requests in flight that use an object. */
-  uses(resource: Resource): number;
   /** Nothing that is in flight will complete. */
   clear(): void;
   /** The queue is gone. */

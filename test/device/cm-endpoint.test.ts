@@ -97,6 +97,8 @@ describeCm('listen() and connect()', () => {
     const pending = [rejection(b.recv(memory.b.slice(0, 64))), rejection(b.recv(memory.b.slice(64, 64)))];
     await a.close();
     for (const error of await Promise.all(pending)) expect(error).toMatchObject({ statusName: 'WR_FLUSH_ERR' });
+    expect(await within(b.closed, 'the end')).toMatchObject({ code: 'ERR_RDMA_PEER_LEFT' });
+    expect(await a.closed).toBeUndefined();
     expect(await rejection(a.send())).toBeInstanceOf(RdmaClosedError);
     await b.close();
     await b.close();

@@ -154,8 +154,17 @@ describe.runIf(!isRxe).each(['fatal', 'removed'] as const)('a device that is los
     happen(how);
     await Promise.all(outcomes);
     await expect(endpoint.send(slice)).rejects.toMatchObject(LOST);
+    expect(await endpoint.closed).toMatchObject(LOST);
     await within(endpoint.close(), 'the close');
     expect([a.qp.closed, a.cq.closed, b.qp.closed]).toEqual([true, true, false]);
+  });
+
+  it('is told to an endpoint that waits for nothing', async () => {
+    using pair = await Pair.connect();
+    const endpoint = new Endpoint(pair.a.qp);
+    happen(how);
+    expect(await within(endpoint.closed, 'the end')).toMatchObject(LOST);
+    await within(endpoint.close(), 'the close');
   });
 
   it('is EIO of each verb until its event was read, and closing succeeds', () => {
