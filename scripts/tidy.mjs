@@ -1,46 +1,53 @@
 #!/usr/bin/env node
-// clang-tidy over native/, a file per core, remembering which files were clean: a file is looked at again when it, a header
-// of ours that it includes, the checks or the compiler's flags have changed.
+// clang-tidy over native/, a room per core, remembering which rooms were clean: one is looked at again when a file of it,
+// a header of ours that it includes, the checks or the compiler's flags have changed.
 
 import { execFile } from 'node:child_process';
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
-import { join } from 'node:path';
+import { join, relative, resolve } from 'node:path';
 import { configureTidy } from './build.mjs';
 import { CommandError, contentHash, root, say, whenMain } from './shell.mjs';
 
 const cache = join(root, '.cache/tidy');
 
-/** The file and all of native/ that it includes. */
+/** What the compiler is given, and all of native/ that it includes. */
 function withIncludes(file, seen = new Set()) {
   if (seen.has(file) || !existsSync(join(root, file))) return seen;
   seen.add(file);
   for (const [, name] of readFileSync(join(root, file), 'utf8').matchAll(/^#include "(.*)"/gm)) {
-    withIncludes(`native/${name}`, seen);
+    // The files of a room are included by their whole path.
+    withIncludes(relative(root, resolve(root, 'native', name)), seen);
   }
   return seen;
 }
 
-// The analyzer goes through each function in so many steps at the most: with its own limit of 225,000 it takes four times
-// as long, nearly all of it in the headers of Node-API.
-const ANALYZER = ['-Xclang', '-analyzer-config', '-Xclang', 'max-nodes=30000'].map((arg) => `--extra-arg=${arg}`);
+const analyzer = (...args) => args.map((arg) => `--extra-arg=${arg}`);
+const OPTIONS = [
+  // The files of a room are included into what the compiler is given.
+  ...analyzer('-Xclang', '-analyzer-opt-analyze-headers'),
+  // It goes through each function in so many steps at the most: with its own limit of 225,000 it takes four times as
+  // long, nearly all of it in the headers of Node-API.
+  ...analyzer('-Xclang', '-analyzer-config', '-Xclang', 'max-nodes=30000'),
+];
 
 function tidy(file) {
   return new Promise((resolve) => {
-    execFile('clang-tidy-14', ['-p', 'build/cmake', '--quiet', ...ANALYZER, file], { cwd: root }, (error, stdout) => {
+    execFile('clang-tidy-14', ['-p', 'build/cmake', '--quiet', ...OPTIONS, file], { cwd: root }, (error, stdout) => {
       resolve(error === null ? undefined : stdout || error.message);
     });
   });
 }
 
 await whenMain(import.meta.url, async () => {
-  configureTidy();
+  await configureTidy();
   mkdirSync(cache, { recursive: true });
-  const flags = readFileSync(join(root, 'CMakeLists.txt'), 'utf8') + ANALYZER;
-  const todo = JSON.parse(readFileSync(join(root, 'native/sources.json'), 'utf8'))
-    .sources.map((file) => ({ file, stamp: join(cache, contentHash([...withIncludes(file), '.clang-tidy'], flags)) }))
+  const flags = readFileSync(join(root, 'CMakeLists.txt'), 'utf8') + OPTIONS;
+  const todo = JSON.parse(readFileSync(join(root, 'build/cmake/compile_commands.json'), 'utf8'))
+    .map(({ file }) => relative(root, file))
+    .map((file) => ({ file, stamp: join(cache, contentHash([...withIncludes(file), '.clang-tidy'], flags)) }))
     .filter(({ stamp }) => !existsSync(stamp));
-  if (todo.length > 0) say(`tidy: ${todo.length} files`);
+  if (todo.length > 0) say(`tidy: ${todo.length} rooms`);
 
   const faults = [];
   const worker = async () => {

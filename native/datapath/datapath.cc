@@ -13,9 +13,8 @@ namespace rdma {
 
 namespace {
 
-// Beyond what any provider grants: rdma_rxe has 2^20 requests and 32 elements.
+// Beyond what any provider grants: rdma_rxe has 2^20 requests.
 constexpr uint32_t kMaxCapacity = 1U << 22;
-constexpr uint32_t kMaxSge = 256;
 
 inline int PostClassic(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) { return ibv_post_send(qp, wr, bad); }
 inline int PostRecv(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); }

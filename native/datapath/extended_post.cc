@@ -17,9 +17,6 @@ constexpr int kAtomicWrite = 15;
 // In the place of a stream channel: the request belongs to none. lib/verbs/send-list.ts has it too.
 constexpr unsigned int kNoStream = 0xffffffff;
 
-// Most elements of a request that any device takes, as in datapath.cc.
-constexpr int kMaxSge = 256;
-
 // The members of struct ibv_qp_ex that came after wr_abort, its last one in our oldest header. A library that grants
 // the send operation has the member.
 struct YoungerFunctions {

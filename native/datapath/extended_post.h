@@ -8,6 +8,9 @@
 
 namespace rdma {
 
+// Elements of a request beyond what any provider grants: rdma_rxe has 32.
+constexpr uint32_t kMaxSge = 256;
+
 // As ibv_post_send(), of a queue pair with send operations: all of the list, or with an error nothing of it.
 int PostExtended(ibv_qp* qp, ibv_send_wr* list, ibv_send_wr** bad);
 

@@ -8,7 +8,7 @@ namespace rdma {
 namespace {
 
 // What is there of {cqeCompResFormat, flags, cqeSize}.
-mlx5dv_cq_init_attr GetInitAttr(const Napi::Object& given) {
+mlx5dv_cq_init_attr GetCqInitAttr(const Napi::Object& given) {
   mlx5dv_cq_init_attr attr{};
   if (given.Has("cqeCompResFormat")) {
     attr.comp_mask |= MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE;
@@ -27,7 +27,7 @@ mlx5dv_cq_init_attr GetInitAttr(const Napi::Object& given) {
 
 // (context, cqe, channel | null, compVector, id, mlx5Attr): as createCq().
 Napi::Value CreateCq(const Napi::CallbackInfo& info) {
-  mlx5dv_cq_init_attr attr = GetInitAttr(ObjectArg(info, 5, "mlx5Attr"));
+  mlx5dv_cq_init_attr attr = GetCqInitAttr(ObjectArg(info, 5, "mlx5Attr"));
   RequireMlx5(info.Env(), HandleArg<ContextHandle>(info, 0)->get(), "mlx5dv_create_cq");
   return CreateCompletionQueue(info, &attr);
 }

@@ -16,7 +16,7 @@ uint64_t BigIntField(const Napi::Object& object, const char* name) {
 }
 
 // What is there of {createFlags, dcType, dctAccessKey, dciStreams: {logNumConcurent, logNumErrored}}.
-mlx5dv_qp_init_attr GetInitAttr(const Napi::Object& given) {
+mlx5dv_qp_init_attr GetQpInitAttr(const Napi::Object& given) {
   mlx5dv_qp_init_attr attr{};
   if (given.Has("createFlags")) {
     attr.comp_mask |= MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS;
@@ -38,7 +38,7 @@ mlx5dv_qp_init_attr GetInitAttr(const Napi::Object& given) {
 
 // (pd, sendCq, recvCq, srq | null, attr, mlx5Attr): as createQp().
 Napi::Value CreateQp(const Napi::CallbackInfo& info) {
-  mlx5dv_qp_init_attr attr = GetInitAttr(ObjectArg(info, 5, "mlx5Attr"));
+  mlx5dv_qp_init_attr attr = GetQpInitAttr(ObjectArg(info, 5, "mlx5Attr"));
   RequireMlx5(info.Env(), HandleArg<PdHandle>(info, 0)->get()->context, "mlx5dv_create_qp");
   return CreateQueuePair(info, &attr);
 }
