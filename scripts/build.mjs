@@ -32,7 +32,7 @@ function timed(what, work) {
 }
 
 export function build() {
-  whenChanged('build/Release/.built', inputs(), () =>
+  return whenChanged('build/Release/.built', inputs(), () =>
     timed('the addon, since native/ has changed', () =>
       run(
         process.execPath,
@@ -50,7 +50,7 @@ function cmake(folder, ...settings) {
 }
 
 export function buildSanitized() {
-  whenChanged('build/asan/.built', inputs(), () =>
+  return whenChanged('build/asan/.built', inputs(), () =>
     timed('the addon with sanitizers, since native/ has changed', () => {
       cmake('build/asan', '-DCMAKE_BUILD_TYPE=RelWithDebInfo', '-DRDMA_SANITIZE=ON');
       run('cmake', ['--build', 'build/asan', '--parallel', String(availableParallelism())]);
@@ -60,7 +60,8 @@ export function buildSanitized() {
 
 /** Writes build/cmake/compile_commands.json. */
 export function configureTidy() {
-  whenChanged('build/cmake/.configured', contentHash(['CMakeLists.txt', 'native/sources.json'], process.version), () =>
+  const inputs = contentHash(['CMakeLists.txt', 'native/sources.json'], process.version);
+  return whenChanged('build/cmake/.configured', inputs, () =>
     cmake('build/cmake', '-DCMAKE_EXPORT_COMPILE_COMMANDS=ON'),
   );
 }
@@ -73,7 +74,7 @@ function prebuild() {
   );
 }
 
-await whenMain(import.meta.url, ([option]) => {
+await whenMain(import.meta.url, async ([option]) => {
   const builds = new Map([
     [undefined, build],
     ['--sanitize', buildSanitized],
@@ -82,5 +83,5 @@ await whenMain(import.meta.url, ([option]) => {
   ]);
   const chosen = builds.get(option);
   if (chosen === undefined) throw new Error(`unknown option ${option}`);
-  chosen();
+  await chosen();
 });

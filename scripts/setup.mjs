@@ -3,10 +3,11 @@
 // VM. Each step looks first and does nothing when nothing is missing.
 //   node scripts/setup.mjs [--vm]
 
-import { cpSync, mkdirSync, readdirSync, readFileSync, rmSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { build } from './build.mjs';
-import { CommandError, contentHash, filesBelow, root, run, say, whenChanged, whenMain } from './shell.mjs';
+import { buildDist } from './dist.mjs';
+import { CommandError, root, run, say, whenMain } from './shell.mjs';
 
 const qemu = process.arch === 'arm64' ? 'qemu-system-arm' : 'qemu-system-x86';
 
@@ -44,8 +45,8 @@ export const packages = {
 export async function setup({ system = true, npm = true, native = true, ts = true, vm = false } = {}) {
   if (system) setUpSystem(system === true ? Object.keys(packages) : system);
   if (npm) setUpNpm();
-  if (native) build();
-  if (ts) compile();
+  if (native) await build();
+  if (ts) await buildDist();
   if (vm) run(process.execPath, ['dist/cli/main.js', 'vm', '--prepare'], { stdio: ['ignore', 2, 2] });
 }
 
@@ -148,21 +149,6 @@ function setUpNpm() {
   say('setup: npm ci, since node_modules differs from package-lock.json');
   // The only script that would run is our own install script, and what it builds is built next.
   run('npm', ['ci', '--ignore-scripts', '--no-audit', '--no-fund']);
-}
-
-/** dist/: lib/ compiled, and the files beside it that are not TypeScript. */
-function compile() {
-  const files = filesBelow('lib');
-  whenChanged('dist/.built', contentHash([...files, 'tsconfig.json', 'package-lock.json']), () => {
-    say('setup: tsc, since lib/ has changed');
-    rmSync(join(root, 'dist'), { recursive: true, force: true });
-    run(process.execPath, ['node_modules/typescript/bin/tsc', '-p', 'tsconfig.json']);
-    for (const file of files.filter((name) => !name.endsWith('.ts'))) {
-      const target = join(root, file.replace(/^lib/, 'dist'));
-      mkdirSync(dirname(target), { recursive: true });
-      cpSync(join(root, file), target);
-    }
-  });
 }
 
 await whenMain(import.meta.url, (args) => setup({ vm: args.includes('--vm') }));

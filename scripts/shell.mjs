@@ -43,12 +43,12 @@ export function contentHash(paths, ...others) {
 }
 
 /** Does the work unless the stamp says that it was last done for this very hash. */
-export function whenChanged(stamp, hash, work) {
+export async function whenChanged(stamp, hash, work) {
   const path = join(root, stamp);
   try {
     if (readFileSync(path, 'utf8') === hash) return false;
   } catch {}
-  work();
+  await work();
   mkdirSync(dirname(path), { recursive: true });
   writeFileSync(path, hash);
   return true;

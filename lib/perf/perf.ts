@@ -84,8 +84,9 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
     inline: isPingPong(test) ? INLINE : 0,
   };
   const control = await Control.connect(host, port, signal);
+  let side: Side | undefined;
   try {
-    using side = new Side(options.device, setup, connectOptions(options));
+    side = new Side(options.device, setup, connectOptions(options));
     control.send({ protocol: PROTOCOL, test, ...setup, ...side.address });
     await side.connect(await control.receive<PerfAddress>());
     control.send({ connected: true });
@@ -106,6 +107,7 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
     control.send({ error: (error as Error).message });
     throw error;
   } finally {
+    side?.[Symbol.dispose]();
     control.close();
   }
 }
@@ -118,12 +120,13 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
 export async function runPerfServer(options: PerfOptions, onListening: (port: number) => void): Promise<void> {
   const { test, port, signal, events } = options;
   const control = await Control.accept(port, signal, onListening);
+  let side: Side | undefined;
   try {
     const hello = await control.receive<Hello>();
     if (hello.protocol !== PROTOCOL) throw perfError('the peer is no node-rdma perf of this version');
     if (hello.test !== test) throw perfError(`the client measures ${hello.test}, the server ${test}`);
     const { qps, txDepth, rxDepth, maxSize, inline } = hello;
-    using side = new Side(options.device, { qps, txDepth, rxDepth, maxSize, inline }, connectOptions(options));
+    side = new Side(options.device, { qps, txDepth, rxDepth, maxSize, inline }, connectOptions(options));
     await side.connect(hello);
     control.send(side.address);
     await control.receive();
@@ -146,6 +149,7 @@ export async function runPerfServer(options: PerfOptions, onListening: (port: nu
     control.send({ error: (error as Error).message });
     throw error;
   } finally {
+    side?.[Symbol.dispose]();
     control.close();
   }
 }
