@@ -32,7 +32,9 @@ const DEADLINE_MS = 280_000;
 
 /** Starts it. One that does not end by itself is killed at the deadline, which shows as SIGKILL. */
 export function start(args: readonly string[], options: CommandOptions = {}): Started {
-  const env: NodeJS.ProcessEnv = { ...process.env, NO_COLOR: undefined, FORCE_COLOR: undefined, ...options.env };
+  // Node takes a terminal of a CI for one without colours.
+  const own = { CI: undefined, NO_COLOR: undefined, FORCE_COLOR: undefined };
+  const env: NodeJS.ProcessEnv = { ...process.env, ...own, ...options.env };
   // vitest's workers are told so by these; ours is a plain program.
   for (const key of ['NODE_OPTIONS', 'VITEST', 'VITEST_WORKER_ID', 'VITEST_POOL_ID']) delete env[key];
   const command =
