@@ -118,6 +118,7 @@ export { RecvList, type RecvWr } from './verbs/recv-list.ts';
 export type { AllocOptions, RegDmabufMrOptions, RegMrOptions } from './verbs/registration.ts';
 export { RemoteRegion, type RemoteRegionToken, RemoteSlice } from './verbs/remote-region.ts';
 export { Resource } from './verbs/resource.ts';
+export { type RssQpInitAttr, RssQueuePair, type RxHashConf } from './verbs/rss-queue-pair.ts';
 export { SendList } from './verbs/send-list.ts';
 export type { SendWr, Tso } from './verbs/send-wr.ts';
 export { SharedReceiveQueue, type SrqAttr, type SrqInitAttr } from './verbs/shared-receive-queue.ts';

@@ -865,6 +865,40 @@ export const WqAttrMask = constants('WqAttrMask', {
 /** A set of {@link WqAttrMask}, joined with |. */
 export type WqAttrMask = number;
 
+/** How packets are hashed for receive side scaling. (`ibv_rx_hash_function_flags`) */
+export const RxHashFunctionFlags = constants('RxHashFunctionFlags', {
+  /** `IBV_RX_HASH_FUNC_TOEPLITZ`: The Toeplitz function. */
+  TOEPLITZ: 1,
+} as const);
+/** A set of {@link RxHashFunctionFlags}, joined with |. */
+export type RxHashFunctionFlags = number;
+
+/** Which fields of a packet are hashed for receive side scaling. (`ibv_rx_hash_fields`) */
+export const RxHashFields = constants('RxHashFields', {
+  /** `IBV_RX_HASH_SRC_IPV4`: Source address, IPv4. */
+  SRC_IPV4: 1,
+  /** `IBV_RX_HASH_DST_IPV4`: Destination address, IPv4. */
+  DST_IPV4: 2,
+  /** `IBV_RX_HASH_SRC_IPV6`: Source address, IPv6. */
+  SRC_IPV6: 4,
+  /** `IBV_RX_HASH_DST_IPV6`: Destination address, IPv6. */
+  DST_IPV6: 8,
+  /** `IBV_RX_HASH_SRC_PORT_TCP`: Source port, TCP. */
+  SRC_PORT_TCP: 16,
+  /** `IBV_RX_HASH_DST_PORT_TCP`: Destination port, TCP. */
+  DST_PORT_TCP: 32,
+  /** `IBV_RX_HASH_SRC_PORT_UDP`: Source port, UDP. */
+  SRC_PORT_UDP: 64,
+  /** `IBV_RX_HASH_DST_PORT_UDP`: Destination port, UDP. */
+  DST_PORT_UDP: 128,
+  /** `IBV_RX_HASH_IPSEC_SPI`: Security parameter index of IPsec. */
+  IPSEC_SPI: 256,
+  /** `IBV_RX_HASH_INNER`: Of a tunnel: the fields of the packet within. */
+  INNER: 2147483648,
+} as const);
+/** A set of {@link RxHashFields}, joined with |. */
+export type RxHashFields = number;
+
 /** Events of the connection manager. (`rdma_cm_event_type`) */
 export const CmEventType = constants('CmEventType', {
   /** `RDMA_CM_EVENT_ADDR_RESOLVED`: The address is resolved and the id bound to a device. */

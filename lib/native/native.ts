@@ -322,6 +322,14 @@ export interface Binding {
     attr: NativeQpInitAttr,
   ): { handle: QpHandle; qpNum: number };
   createXrcRecvQp(xrcd: XrcdHandle): { handle: QpHandle; qpNum: number };
+  createRssQp(
+    pd: PdHandle,
+    table: RwqIndTableHandle,
+    qpType: number,
+    rxHashFunction: number,
+    rxHashKey: Uint8Array,
+    rxHashFieldsMask: number,
+  ): { handle: QpHandle; qpNum: number };
   openQp(xrcd: XrcdHandle, qpNum: number): { handle: QpHandle; qpNum: number };
   modifyQp(qp: QpHandle, attr: object, mask: number): Promise<void>;
   modifyQpSync(qp: QpHandle, attr: object, mask: number): void;

@@ -6,6 +6,8 @@ import { binding } from '../native/binding.ts';
 import { QpAttrMask, QpState, QpType, WrOpcode } from '../native/constants.gen.ts';
 import type { QpCap, QpHandle } from '../native/native.ts';
 import type { Context } from './context.ts';
+import { Flow } from './flow.ts';
+import { encodeFlow, type FlowAttr } from './flow-spec.ts';
 import { formatGid } from './gid.ts';
 import { explainAddress, explainPort } from './limits.ts';
 import { nativeAttributes, printedQpAttrs, type QpAttr, type QpAttrs } from './qp-attributes.ts';
@@ -198,6 +200,19 @@ export abstract class AnyQueuePair extends Resource {
     this.requireOpen();
     oneOf(opcode, 'opcode', WrOpcode, 'WrOpcode');
     return binding().queryQpDataInOrder(this.handle, opcode, uint32(flags, 'flags'));
+  }
+
+  /**
+   * Makes a flow steering rule: packets that match it come to this queue pair, which is a UD or raw packet one.
+   *
+   * @throws TypeError or RangeError naming the field
+   * @throws RdmaError EOPNOTSUPP or ENOSYS where the device has no flow steering; EPERM without CAP_NET_RAW; EINVAL for a
+   *   rule that it does not take
+   * @see ibv_create_flow(3)
+   */
+  createFlow(attr: FlowAttr): Flow {
+    this.requireOpen();
+    return new Flow(this, encodeFlow(attr));
   }
 
   /** What the kernel can tell of it, as `QpAttrMask` joined with `|`. @internal */

@@ -193,9 +193,9 @@ export interface DeviceAttrEx {
     maxRwqIndirectionTables: number;
     /** Work queues of one. */
     maxRwqIndirectionTableSize: number;
-    /** Fields of packets that can be hashed: `enum ibv_rx_hash_fields`. */
+    /** Fields of packets that can be hashed: `RxHashFields` joined with `|`. */
     rxHashFieldsMask: bigint;
-    /** How: `enum ibv_rx_hash_function_flags`. */
+    /** How: `RxHashFunctionFlags` joined with `|`. */
     rxHashFunction: number;
   };
   /** Receive work queues. */

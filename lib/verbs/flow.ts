@@ -2,8 +2,8 @@ import { valueError } from '../args.ts';
 import { brief } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import type { FlowHandle } from '../native/native.ts';
+import type { AnyQueuePair } from './any-queue-pair.ts';
 import type { EncodedFlow } from './flow-spec.ts';
-import type { QueuePair } from './queue-pair.ts';
 import { Resource } from './resource.ts';
 
 /**
@@ -14,13 +14,13 @@ import { Resource } from './resource.ts';
  */
 export class Flow extends Resource {
   /** Where the packets go. */
-  readonly qp: QueuePair;
+  readonly qp: AnyQueuePair;
   /** @internal */
   readonly handle: FlowHandle;
 
   /** @internal */
-  constructor(qp: QueuePair, { bytes, counters }: EncodedFlow) {
-    if (counters.some(({ context }) => context !== qp.pd.context)) {
+  constructor(qp: AnyQueuePair, { bytes, counters }: EncodedFlow) {
+    if (counters.some(({ context }) => context !== qp.context)) {
       throw valueError('attr.specs counts into counters of another device');
     }
     const handle = binding().createFlow(

@@ -36,6 +36,7 @@ import {
   regOptions,
 } from './registration.ts';
 import { Resource } from './resource.ts';
+import { type RssQpInitAttr, RssQueuePair } from './rss-queue-pair.ts';
 import { SharedReceiveQueue, type SrqInitAttr } from './shared-receive-queue.ts';
 import { ThreadDomain } from './thread-domain.ts';
 import type { WorkCompletion } from './work-completion.ts';
@@ -337,17 +338,21 @@ export class ProtectionDomain extends Resource {
   }
 
   /**
-   * Creates a queue pair, in the state RESET. It keeps this domain and both completion queues.
+   * Creates a queue pair, in the state RESET. It keeps this domain and both completion queues; with `rwqIndTbl`, the table.
    *
-   * @throws TypeError ERR_INVALID_ARG_VALUE for another type than RC, and for a completion queue of another context
+   * @throws TypeError ERR_INVALID_ARG_VALUE for a type that is made elsewhere, and for an object of another context
    * @throws RdmaError EINVAL when the device cannot grant the capacities (see `context.queryDevice()`); ENOMEM when it
    *   has no more queue pairs
    * @throws CqOverrunError when a completion queue has no room for all that could be in flight
    * @see ibv_create_qp(3)
    */
-  createQp(attr: QpInitAttr): QueuePair {
+  createQp(attr: RssQpInitAttr): RssQueuePair;
+  createQp(attr: QpInitAttr): QueuePair;
+  createQp(attr: QpInitAttr | RssQpInitAttr): QueuePair | RssQueuePair {
     this.requireOpen();
-    return new QueuePair(this, attr);
+    return 'rwqIndTbl' in Object(attr)
+      ? new RssQueuePair(this, attr as RssQpInitAttr)
+      : new QueuePair(this, attr as QpInitAttr);
   }
 
   /**

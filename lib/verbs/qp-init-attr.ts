@@ -77,7 +77,7 @@ const TYPES: readonly number[] = [QpType.RC, QpType.UC, QpType.UD, QpType.RAW_PA
  * @internal
  */
 export function checkInitAttr(pd: ProtectionDomain, attr: QpInitAttr, types = TYPES): CheckedInitAttr {
-  const given = readOptions(attr, 'attr', KNOWN);
+  const given = readOptions(attr, 'attr', KNOWN, { rxHashConf: 'it goes with rwqIndTbl' });
   const { sendCq: send, recvCq: recv = send, qpType = QpType.RC, srq, sqSigAll = false, cap } = given;
   const { createFlags = 0, sourceQpn, maxTsoHeader, sendOpsFlags } = given;
   const sendCq = instance(send, 'attr.sendCq', CompletionQueue);

@@ -9,8 +9,6 @@ import { GRH_BYTES } from './address-handle.ts';
 import { AnyQueuePair } from './any-queue-pair.ts';
 import { claimsOf } from './completion-claims.ts';
 import type { CompletionQueue } from './completion-queue.ts';
-import { Flow } from './flow.ts';
-import { encodeFlow, type FlowAttr } from './flow-spec.ts';
 import { parseGid } from './gid.ts';
 import { MemorySlice } from './memory-region.ts';
 import { MemoryWindow } from './memory-window.ts';
@@ -240,19 +238,6 @@ export class QueuePair extends AnyQueuePair {
   detachMcast(mgid: string, mlid = 0): void {
     this.requireOpen();
     binding().detachMcast(this.handle, parseGid(mgid), integer(mlid, 'mlid', 0, 0xffff));
-  }
-
-  /**
-   * Makes a flow steering rule: packets that match it come to this queue pair, which is a UD or raw packet one.
-   *
-   * @throws TypeError or RangeError naming the field
-   * @throws RdmaError EOPNOTSUPP or ENOSYS where the device has no flow steering; EPERM without CAP_NET_RAW; EINVAL for a
-   *   rule that it does not take
-   * @see ibv_create_flow(3)
-   */
-  createFlow(attr: FlowAttr): Flow {
-    this.requireOpen();
-    return new Flow(this, encodeFlow(attr));
   }
 
   #preparable<T>(wrs: T | readonly T[], max: number, name: string): readonly T[] {

@@ -240,6 +240,8 @@ export class ReceiveWorkQueue extends Resource {
  * @see ibv_create_rwq_ind_table(3)
  */
 export class RwqIndTable extends Resource {
+  /** The device it belongs to. */
+  readonly context: Context;
   /** The queues, in their order; one may be there several times. */
   readonly wqs: readonly ReceiveWorkQueue[];
   /** Its number. */
@@ -263,6 +265,7 @@ export class RwqIndTable extends Resource {
       wqs.map(({ handle }) => handle),
     );
     super([...new Set<Resource>([context, ...wqs])]);
+    this.context = context;
     this.wqs = Object.freeze(wqs);
     this.handle = native.handle;
     this.indTblNum = native.indTblNum;

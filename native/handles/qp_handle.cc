@@ -28,6 +28,10 @@ Outcome<std::shared_ptr<QpHandle>> QpHandle::Create(QpParents parents, ibv_qp_in
     attr->comp_mask |= IBV_QP_INIT_ATTR_XRCD;
     attr->xrcd = parents.xrcd->get();
   }
+  if (parents.table) {
+    attr->comp_mask |= IBV_QP_INIT_ATTR_IND_TABLE;
+    attr->rwq_ind_tbl = parents.table->get();
+  }
   ibv_context* context = attr->pd != nullptr ? attr->pd->context : attr->xrcd->context;
   if (parents.send_cq) attr->send_cq = parents.send_cq->get();
   if (parents.recv_cq) attr->recv_cq = parents.recv_cq->get();
@@ -56,8 +60,9 @@ Outcome<std::shared_ptr<QpHandle>> QpHandle::Open(std::shared_ptr<XrcdHandle> xr
   errno = 0;
   auto qp = FromPtr("ibv_open_qp", ibv_open_qp(attr.xrcd->context, &attr));
   if (qp.error) return qp.error;
-  return std::shared_ptr<QpHandle>(
-      new QpHandle({nullptr, nullptr, nullptr, nullptr, std::move(xrcd)}, qp.value, Posting::kClassic));
+  QpParents parents;
+  parents.xrcd = std::move(xrcd);
+  return std::shared_ptr<QpHandle>(new QpHandle(std::move(parents), qp.value, Posting::kClassic));
 }
 
 VerbError QpHandle::Modify(ibv_qp_attr* attr, int mask) {
@@ -76,6 +81,7 @@ VerbError QpHandle::Destroy() {
   recv_cq_.Reset();
   srq_.Reset();
   xrcd_.Reset();
+  table_.Reset();
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include "handles/cq_handle.h"
 #include "handles/pd_handle.h"
 #include "handles/srq_handle.h"
+#include "handles/wq_handle.h"
 #include "handles/xrcd_handle.h"
 
 struct mlx5dv_qp_init_attr;
@@ -17,13 +18,14 @@ namespace rdma {
 enum class Posting { kClassic, kExtended, kExtendedRxe };
 
 // What a queue pair needs, as far as it is not null: one that receives for XRC has a domain of its own kind and nothing
-// else, all others have a protection domain and queues.
+// else, one with receive side scaling a protection domain and a table, all others a protection domain and queues.
 struct QpParents {
   std::shared_ptr<PdHandle> pd;
   std::shared_ptr<CqHandle> send_cq;
   std::shared_ptr<CqHandle> recv_cq;
   std::shared_ptr<SrqHandle> srq;
   std::shared_ptr<XrcdHandle> xrcd;
+  std::shared_ptr<RwqIndTableHandle> table;
 };
 
 // A queue pair: struct ibv_qp.
@@ -50,6 +52,7 @@ class QpHandle final : public Owner {
         recv_cq_(std::move(parents.recv_cq)),
         srq_(std::move(parents.srq)),
         xrcd_(std::move(parents.xrcd)),
+        table_(std::move(parents.table)),
         qp_(qp),
         posting_(posting) {}
   Parent<PdHandle> pd_;
@@ -57,6 +60,7 @@ class QpHandle final : public Owner {
   Parent<CqHandle> recv_cq_;
   Parent<SrqHandle> srq_;
   Parent<XrcdHandle> xrcd_;
+  Parent<RwqIndTableHandle> table_;
   ibv_qp* qp_;
   const Posting posting_;
 };

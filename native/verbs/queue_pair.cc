@@ -230,6 +230,26 @@ Napi::Value CreateXrcRecvQp(const Napi::CallbackInfo& info) {
   return NewQp(info.Env(), Unwrap(info.Env(), QpHandle::Create(std::move(parents), &attr)));
 }
 
+// (pd, table, qpType, rxHashFunction, rxHashKey, rxHashFieldsMask)
+Napi::Value CreateRssQp(const Napi::CallbackInfo& info) {
+  QpParents parents;
+  parents.pd = HandleArg<PdHandle>(info, 0);
+  parents.table = HandleArg<RwqIndTableHandle>(info, 1);
+  ibv_qp_init_attr_ex attr{};
+  attr.qp_type = static_cast<ibv_qp_type>(Uint32Arg(info, 2, "qpType"));
+  attr.comp_mask = IBV_QP_INIT_ATTR_RX_HASH;
+  attr.rx_hash_conf.rx_hash_function = static_cast<uint8_t>(Uint32Arg(info, 3, "rxHashFunction"));
+  if (!info[4].IsTypedArray()) ThrowType(info.Env(), "rxHashKey is not a Uint8Array");
+  auto key = info[4].As<Napi::Uint8Array>();
+  if (key.TypedArrayType() != napi_uint8_array || key.ByteLength() > UINT8_MAX) {
+    ThrowType(info.Env(), "rxHashKey is not a Uint8Array of at most 255 bytes");
+  }
+  attr.rx_hash_conf.rx_hash_key = key.Data();
+  attr.rx_hash_conf.rx_hash_key_len = static_cast<uint8_t>(key.ByteLength());
+  attr.rx_hash_conf.rx_hash_fields_mask = Uint32Arg(info, 5, "rxHashFieldsMask");
+  return NewQp(info.Env(), Unwrap(info.Env(), QpHandle::Create(std::move(parents), &attr)));
+}
+
 // (xrcd, qpNum)
 Napi::Value OpenQp(const Napi::CallbackInfo& info) {
   auto xrcd = HandleArg<XrcdHandle>(info, 0);
@@ -272,6 +292,7 @@ Napi::Value DetachMcast(const Napi::CallbackInfo& info) {
 void ExportQueuePair(Napi::Object exports) {
   Export(exports, "createQp", CreateQp);
   Export(exports, "createXrcRecvQp", CreateXrcRecvQp);
+  Export(exports, "createRssQp", CreateRssQp);
   Export(exports, "openQp", OpenQp);
   Export(exports, "modifyQp", ModifyQp);
   Export(exports, "modifyQpSync", ModifyQpSync);

@@ -1,11 +1,17 @@
-/** Receive work queues and their tables. Soft-RoCE has none; on the software device nothing arrives there. */
+/** Receive work queues, their tables and the queue pairs over those. Soft-RoCE has none; on the software device nothing arrives there. */
+import { inspect } from 'node:util';
 import { describe, expect, it } from 'vitest';
 import {
   type Context,
   EventType,
   openDevice,
+  QpType,
   RdmaError,
   type ReceiveWorkQueue,
+  type RssQpInitAttr,
+  RssQueuePair,
+  RxHashFields,
+  RxHashFunctionFlags,
   WcStatus,
   WqFlags,
   type WqInitAttr,
@@ -27,6 +33,7 @@ describe.runIf(isRxe)('on a device without receive work queues', () => {
     const error = thrown(() => context.createWq({ pd, cq }));
     expect(error).toBeInstanceOf(RdmaError);
     expect(error).toMatchObject({ code: 'EOPNOTSUPP', syscall: 'ibv_create_wq' });
+    expect(context.queryDeviceEx().rssCaps).toMatchObject({ maxRwqIndirectionTables: 0, supportedQpts: 0 });
     // What could not be made holds nothing.
     cq.close();
     context.close({ cascade: true });
@@ -160,10 +167,10 @@ describe('context.createWq', () => {
   });
 });
 
-describe.runIf(!isRxe)('context.createRwqIndTable', () => {
-  const queues = (context: Context, attr: WqInitAttr, count: number): ReceiveWorkQueue[] =>
-    Array.from({ length: count }, () => context.createWq(attr));
+const queues = (context: Context, attr: WqInitAttr, count: number): ReceiveWorkQueue[] =>
+  Array.from({ length: count }, () => context.createWq(attr));
 
+describe.runIf(!isRxe)('context.createRwqIndTable', () => {
   it('makes a table, and the queues are kept open by it', () => {
     const { context, pd, cq } = open();
     const wqs = queues(context, { pd, cq, maxWr: 4 }, 4);
@@ -199,6 +206,102 @@ describe.runIf(!isRxe)('context.createRwqIndTable', () => {
     }
     const tooMany = Array.from({ length: 256 }, () => wq);
     expect(thrown(() => context.createRwqIndTable(tooMany))).toMatchObject({ syscall: 'ibv_create_rwq_ind_table' });
+    for (const each of [context, other.context]) each.close({ cascade: true });
+  });
+});
+
+describe('pd.createQp with rwqIndTbl', () => {
+  const { SRC_IPV4, DST_IPV4, SRC_IPV6, SRC_PORT_UDP, DST_PORT_UDP, SRC_PORT_TCP } = RxHashFields;
+  const rxHashConf = { rxHashKey: Buffer.alloc(40, 0x6d), rxHashFieldsMask: SRC_IPV4 | DST_IPV4 };
+
+  it.runIf(!isRxe)('makes a queue pair that rules lead to, and that keeps the table', () => {
+    const { context, pd, cq } = open();
+    const wqs = queues(context, { pd, cq, maxWr: 4 }, 2);
+    const table = context.createRwqIndTable(wqs);
+    const spread = { ...rxHashConf, rxHashFieldsMask: SRC_IPV4 | DST_IPV4 | SRC_PORT_UDP | DST_PORT_UDP };
+    const qp = pd.createQp({ rwqIndTbl: table, rxHashConf: spread });
+    const whole = { rxHashFunction: RxHashFunctionFlags.TOEPLITZ, rxHashKey: Buffer.alloc(40), rxHashFieldsMask: 0 };
+    const other = pd.createQp({ rwqIndTbl: table, rxHashConf: whole, qpType: QpType.RAW_PACKET });
+    expect(qp).toBeInstanceOf(RssQueuePair);
+    expect(qp).toMatchObject({ qpType: QpType.RAW_PACKET, rwqIndTbl: table, pd, context });
+    expect(inspect(qp)).toMatch(/^RssQueuePair \{ qpNum: 0x0, qpType: RAW_PACKET, .* rwqIndTbl: RwqIndTable of 2 \}$/);
+    const flow = qp.createFlow({ specs: [] });
+    expect(flow.qp).toBe(qp);
+    expect(thrown(() => qp.close())).toMatchObject({ code: 'EBUSY', children: [flow] });
+    expect(thrown(() => table.close())).toMatchObject({ code: 'EBUSY', children: [qp, other] });
+    expect(thrown(() => pd.close())).toMatchObject({ code: 'EBUSY' });
+    // mlx5 has no states of it.
+    expect(thrown(() => qp.query())).toMatchObject({ code: 'EOPNOTSUPP', syscall: 'ibv_query_qp' });
+    expect(thrown(() => qp.modifySync({ qpState: 1 }))).toMatchObject({ code: 'EOPNOTSUPP', syscall: 'ibv_modify_qp' });
+    table.close({ cascade: true });
+    expect([flow, qp, other].every(({ closed }) => closed)).toBe(true);
+    for (const wq of wqs) wq.close();
+    context.close({ cascade: true });
+  });
+
+  it.runIf(!isRxe)('passes on what the device refuses', () => {
+    const { context, pd, cq } = open();
+    const rwqIndTbl = context.createRwqIndTable(queues(context, { pd, cq }, 1));
+    for (const [more, code] of [
+      [{ rxHashKey: Buffer.alloc(39) }, 'EINVAL'],
+      [{ rxHashKey: Buffer.alloc(255) }, 'EINVAL'],
+      [{ rxHashFieldsMask: SRC_IPV4 | SRC_IPV6 }, 'EINVAL'],
+      [{ rxHashFieldsMask: SRC_IPV4 | SRC_PORT_UDP | SRC_PORT_TCP }, 'EINVAL'],
+    ] as const) {
+      const error = thrown(() => pd.createQp({ rwqIndTbl, rxHashConf: { ...rxHashConf, ...more } }));
+      expect(error).toMatchObject({ name: 'RdmaError', code, syscall: 'ibv_create_qp_ex' });
+    }
+    const onUd = { rwqIndTbl, rxHashConf, qpType: QpType.UD };
+    expect(thrown(() => pd.createQp(onUd))).toMatchObject({ code: 'EOPNOTSUPP', syscall: 'ibv_create_qp_ex' });
+    // What could not be made holds nothing.
+    rwqIndTbl.close();
+    context.close({ cascade: true });
+  });
+
+  it('names what is wrong, before C sees it', () => {
+    const { context, pd, cq } = open();
+    const other = open(deviceB);
+    const made = isRxe
+      ? []
+      : [context, other.context].map((each, i) => {
+          const side = i === 0 ? { pd, cq } : other;
+          return each.createRwqIndTable(queues(each, { pd: side.pd, cq: side.cq }, 1));
+        });
+    const [rwqIndTbl, foreign] = made;
+    for (const [attr, code, text] of [
+      [{ rwqIndTbl: undefined, rxHashConf }, 'ERR_INVALID_ARG_TYPE', 'attr.rwqIndTbl must be a RwqIndTable'],
+      [{ rwqIndTbl: cq, rxHashConf }, 'ERR_INVALID_ARG_TYPE', 'attr.rwqIndTbl must be a RwqIndTable'],
+      [{ rwqIndTbl, rxHashConf, sendCq: cq }, 'ERR_INVALID_ARG_VALUE', "Unknown option 'sendCq'"],
+      [{ sendCq: cq, rxHashConf }, 'ERR_INVALID_ARG_VALUE', 'it goes with rwqIndTbl'],
+      ...(isRxe
+        ? []
+        : ([
+            [{ rwqIndTbl: foreign, rxHashConf }, 'ERR_INVALID_ARG_VALUE', 'attr.rwqIndTbl is of another device'],
+            [{ rwqIndTbl }, 'ERR_INVALID_ARG_TYPE', 'attr.rxHashConf'],
+            [{ rwqIndTbl, rxHashConf, qpType: QpType.RC }, 'ERR_INVALID_ARG_VALUE', 'attr.qpType'],
+            [{ rwqIndTbl, rxHashConf: {} }, 'ERR_INVALID_ARG_TYPE', 'attr.rxHashConf.rxHashKey'],
+            [{ rwqIndTbl, rxHashConf: { rxHashKey: [1] } }, 'ERR_INVALID_ARG_TYPE', 'attr.rxHashConf.rxHashKey'],
+            [
+              { rwqIndTbl, rxHashConf: { ...rxHashConf, rxHashKey: Buffer.alloc(256) } },
+              'ERR_INVALID_ARG_VALUE',
+              '255',
+            ],
+            [
+              { rwqIndTbl, rxHashConf: { ...rxHashConf, rxHashFieldsMask: -1 } },
+              'ERR_OUT_OF_RANGE',
+              'rxHashFieldsMask',
+            ],
+            [{ rwqIndTbl, rxHashConf: { ...rxHashConf, rxHashFunction: 2 } }, 'ERR_OUT_OF_RANGE', 'rxHashFunction'],
+            [{ rwqIndTbl, rxHashConf: { ...rxHashConf, rxHashKeyLen: 40 } }, 'ERR_INVALID_ARG_VALUE', 'rxHashKeyLen'],
+          ] as const)),
+    ] as const) {
+      const error = thrown(() => pd.createQp(attr as unknown as RssQpInitAttr));
+      expect(error, text).toMatchObject({ code });
+      expect(error.message).toContain(text);
+    }
+    rwqIndTbl?.close();
+    if (rwqIndTbl)
+      expect(thrown(() => pd.createQp({ rwqIndTbl, rxHashConf }))).toMatchObject({ code: 'ERR_RDMA_CLOSED' });
     for (const each of [context, other.context]) each.close({ cascade: true });
   });
 });

@@ -297,8 +297,9 @@ struct qp {
   struct list pending;                 /* in the engine's list of QPs to serve, or on its own */
   void (*wr_start)(struct ibv_qp_ex*); /* libmlx5's own, where we hooked them */
   int (*wr_complete)(struct ibv_qp_ex*);
-  struct xrcd* xrcd; /* XRC_RECV: the domain whose SRQs it receives into */
-  uint32_t ece;      /* options that were agreed on */
+  struct object* table; /* with receive side scaling: of the receive work queues; such a QP has no queues */
+  struct xrcd* xrcd;    /* XRC_RECV: the domain whose SRQs it receives into */
+  uint32_t ece;         /* options that were agreed on */
   enum dc dc;
   uint64_t dc_key;         /* DC_TARGET: what an initiator has to know */
   uint32_t streams_failed; /* DC_INITIATOR with streams: how many, and which */
@@ -456,6 +457,8 @@ method_fn method_dm_alloc HIDDEN, method_dm_free HIDDEN, method_dm_query HIDDEN,
 
 command_fn cmd_ex_create_flow HIDDEN, cmd_ex_destroy_flow HIDDEN, cmd_ex_create_wq HIDDEN, cmd_ex_modify_wq HIDDEN;
 command_fn cmd_ex_destroy_wq HIDDEN, cmd_ex_create_rwq_ind_table HIDDEN, cmd_ex_destroy_rwq_ind_table HIDDEN;
+/* The table of a QP that is made with receive side scaling, where all is right; else 0 or an errno. */
+int rss_check(struct command* cmd, const struct ib_uverbs_ex_create_qp* req, struct object** table) HIDDEN;
 void flow_destroy(struct object* o) HIDDEN;
 void wq_destroy(struct object* o) HIDDEN;
 void table_destroy(struct object* o) HIDDEN;

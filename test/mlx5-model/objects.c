@@ -92,8 +92,8 @@ static void destroy(struct object* o) {
 
 /* What the kernel does when the last descriptor of the device file goes: everything, in the order of dependence. */
 void ctx_release_objects(struct ctx* c) {
-  static const enum kind order[] = {KIND_FLOW, KIND_COUNTERS, KIND_TABLE, KIND_WQ,  KIND_QP,   KIND_SRQ, KIND_CQ,
-                                    KIND_MKEY, KIND_AH,       KIND_PD,    KIND_UAR, KIND_XRCD, KIND_DM};
+  static const enum kind order[] = {KIND_FLOW, KIND_COUNTERS, KIND_QP, KIND_TABLE, KIND_WQ,   KIND_SRQ, KIND_CQ,
+                                    KIND_MKEY, KIND_AH,       KIND_PD, KIND_UAR,   KIND_XRCD, KIND_DM};
   for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
     struct list* l = &c->objects[order[i]];
     while (!list_empty(l)) destroy(container_of(l->next, struct object, of_ctx));

@@ -135,12 +135,39 @@ int cmd_create_qp(struct command* cmd) {
   return 0;
 }
 
+/* With receive side scaling: it is told nothing of queues, and has no number, no states, and no doorbell. */
+static int create_rss_qp(struct command* cmd, const struct ib_uverbs_ex_create_qp* req) {
+  struct pd* pd = object_find(cmd->ctx, KIND_PD, req->pd_handle);
+  struct object* table;
+  int err = rss_check(cmd, req, &table);
+  if (err) return err;
+  if (!pd) return EINVAL;
+  struct qp* qp = calloc(1, sizeof *qp);
+  if (!qp || !object_add(cmd->ctx, KIND_QP, &qp->o)) {
+    free(qp);
+    return ENOMEM;
+  }
+  qp->user_handle = req->user_handle;
+  qp->type = req->qp_type;
+  qp->pd = pd;
+  qp->table = table;
+  qp->low_latency_slot = NO_SLOT;
+  pd->o.users++;
+  table->users++;
+  engine_add_qp(qp);
+  struct ib_uverbs_ex_create_qp_resp resp = {.response_length = sizeof resp, .base.qp_handle = qp->o.id};
+  struct mlx5_ib_create_qp_resp driver = {0};
+  command_reply(cmd, &resp, sizeof resp, &driver, sizeof driver);
+  return 0;
+}
+
 int cmd_ex_create_qp(struct command* cmd) {
   struct ib_uverbs_ex_create_qp req;
   struct ib_uverbs_create_qp core = {0};
   struct mlx5_ib_create_qp buf;
   struct qp* qp;
   command_request(cmd, &req, sizeof req);
+  if (req.comp_mask & IB_UVERBS_CREATE_QP_MASK_IND_TABLE) return create_rss_qp(cmd, &req);
   command_driver_request(cmd, sizeof req, &buf, sizeof buf);
   if (req.create_flags & ~(uint32_t)IBV_QP_CREATE_BLOCK_SELF_MCAST_LB) return EOPNOTSUPP; /* for raw packets, IPoIB */
   /* The extended request starts with the fields of the plain one behind its `response`, in the same order. */
@@ -156,6 +183,7 @@ int cmd_ex_create_qp(struct command* cmd) {
 
 void qp_destroy(struct qp* qp) {
   if (qp->xrcd) qp->xrcd->o.users--;
+  if (qp->table) qp->table->users--;
   engine_remove_qp(qp);
   bfreg_release(qp);
   if (qp->pd) qp->pd->o.users--;

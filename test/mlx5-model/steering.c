@@ -1,7 +1,7 @@
 /*
- * Flow steering rules, counters, receive work queues and their tables: as objects, with the kernel's checks. No packet
- * ever comes that a rule could match: rules steer nothing, counters tell made-up numbers, and a work queue's receives
- * end when it goes to the error state.
+ * Flow steering rules, counters, receive work queues, their tables and the QPs that spread over those: as objects, with
+ * the kernel's checks. No packet ever comes that a rule could match: rules steer nothing, counters tell made-up
+ * numbers, and a work queue's receives end when it goes to the error state.
  */
 #include <errno.h>
 #include <rdma/ib_user_ioctl_cmds.h>
@@ -14,6 +14,7 @@
 #define MAX_FLOW_PRIORITY 7 /* what mlx5_ib has for rules of verbs */
 #define MAX_WQ_SHIFT 10
 #define MAX_LOG_TABLE 7
+#define RX_HASH_KEY 40 /* bytes of the key in a device's TIR */
 
 struct counters {
   struct object o;
@@ -128,7 +129,7 @@ int cmd_ex_create_flow(struct command* cmd) {
   struct ib_uverbs_create_flow req;
   command_request(cmd, &req, sizeof req);
   struct qp* qp = object_find(cmd->ctx, KIND_QP, req.qp_handle);
-  if (!qp || qp->type != IBV_QPT_UD || req.flow_attr.port != 1) return EINVAL;
+  if (!qp || (qp->type != IBV_QPT_UD && !qp->table) || req.flow_attr.port != 1) return EINVAL;
   if (req.flow_attr.num_of_specs > MAX_FLOW_SPECS || req.flow_attr.priority > MAX_FLOW_PRIORITY) return EINVAL;
   struct flow* flow = calloc(1, sizeof *flow);
   if (!flow) return ENOMEM;
@@ -298,5 +299,27 @@ int cmd_ex_destroy_rwq_ind_table(struct command* cmd) {
   struct object* table = object_find(cmd->ctx, KIND_TABLE, req.ind_tbl_handle);
   if (!table) return ENOENT;
   table_destroy(table);
+  return 0;
+}
+
+/* ------------------------------------------------------------------ receive side scaling */
+
+int rss_check(struct command* cmd, const struct ib_uverbs_ex_create_qp* req, struct object** table) {
+  const uint64_t v4 = MLX5_RX_HASH_SRC_IPV4 | MLX5_RX_HASH_DST_IPV4, v6 = MLX5_RX_HASH_SRC_IPV6 | MLX5_RX_HASH_DST_IPV6;
+  const uint64_t tcp = MLX5_RX_HASH_SRC_PORT_TCP | MLX5_RX_HASH_DST_PORT_TCP;
+  const uint64_t udp = MLX5_RX_HASH_SRC_PORT_UDP | MLX5_RX_HASH_DST_PORT_UDP;
+  struct mlx5_ib_create_qp_rss rss;
+  command_driver_request(cmd, sizeof *req, &rss, sizeof rss);
+  *table = object_find(cmd->ctx, KIND_TABLE, req->rwq_ind_tbl_handle);
+  if (!*table) return EINVAL;
+  if (req->qp_type != IBV_QPT_RAW_PACKET) return EOPNOTSUPP;
+  if (req->create_flags || req->max_send_wr) return EINVAL;
+  if (rss.rx_hash_function != MLX5_RX_HASH_FUNC_TOEPLITZ) return EOPNOTSUPP;
+  uint64_t fields = rss.rx_hash_fields_mask;
+  if (rss.rx_key_len != RX_HASH_KEY || ((fields & v4) && (fields & v6)) || ((fields & tcp) && (fields & udp)))
+    return EINVAL;
+  if ((fields & (tcp | udp)) && !(fields & (v4 | v6))) return EINVAL;
+  MODEL_LOG("  hash of fields 0x%llx by a key 0x%02x...%02x\n", (unsigned long long)fields, rss.rx_hash_key[0],
+            rss.rx_hash_key[RX_HASH_KEY - 1]);
   return 0;
 }
