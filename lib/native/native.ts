@@ -307,6 +307,7 @@ export interface Binding {
     id: number,
     wcFlags: number,
     flags: number,
+    parentDomain: PdHandle | null,
   ): NativeCq;
   resizeCq(cq: CqHandle, cqe: number): Promise<number>;
   resizeCqSync(cq: CqHandle, cqe: number): number;

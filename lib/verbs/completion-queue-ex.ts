@@ -5,6 +5,7 @@ import type { CqHandle, NativeCq } from '../native/native.ts';
 import type { CompletionChannel } from './completion-channel.ts';
 import { CompletionQueue, type CqOptions, type Ring } from './completion-queue.ts';
 import type { Context } from './context.ts';
+import type { ProtectionDomain } from './protection-domain.ts';
 import { Cursor } from './wc-cursor.ts';
 import type { WorkCompletion } from './work-completion.ts';
 
@@ -42,6 +43,8 @@ export interface CqExOptions extends CqOptions {
   wcFlags?: number;
   /** `CreateCqAttrFlags` joined with `|`. Default 0. */
   flags?: number;
+  /** Whose thread domain it is used by: a domain of `pd.allocParentDomain()`. Default none. Not every provider has it. */
+  parentDomain?: ProtectionDomain;
 }
 
 /** `IBV_WC_STANDARD_FLAGS`: what an ordinary queue tells. @internal */
@@ -126,6 +129,8 @@ export class CompletionQueueEx extends CompletionQueue<WorkCompletionEx> {
   readonly wcFlags: number;
   /** How it is used: `CreateCqAttrFlags` joined with `|`. */
   readonly flags: number;
+  /** The parent domain that it was made with, or undefined. */
+  readonly parentDomain: ProtectionDomain | undefined;
 
   /** @internal */
   constructor(
@@ -135,11 +140,15 @@ export class CompletionQueueEx extends CompletionQueue<WorkCompletionEx> {
     allowOverrun: boolean,
     wcFlags: number,
     flags: number,
+    parentDomain: ProtectionDomain | undefined,
     create: (id: number) => NativeCq,
   ) {
-    super(context, cqe, channel, allowOverrun, create, (handle, capacity) => extendedRing(handle, capacity, wcFlags));
+    const more = parentDomain ? [parentDomain] : [];
+    const ring = (handle: CqHandle, capacity: number) => extendedRing(handle, capacity, wcFlags);
+    super(context, cqe, channel, allowOverrun, create, ring, more);
     this.wcFlags = wcFlags;
     this.flags = flags;
+    this.parentDomain = parentDomain;
   }
 
   /** As of an ordinary queue; one that is SINGLE_THREADED is resized on this thread. */

@@ -76,6 +76,7 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
   /**
    * @param create - calls the create verb, for a queue that events call by that number
    * @param createRing - makes what `poll()` fills
+   * @param more - what it needs besides
    * @internal
    */
   constructor(
@@ -85,10 +86,11 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
     allowOverrun: boolean,
     create: (id: number) => NativeCq,
     createRing: (handle: CqHandle, capacity: number) => Ring = ordinaryRing,
+    more: readonly Resource[] = [],
   ) {
     const id = nextId();
     const native = withinLimits(context, [['cqe', cqe, 'maxCqe']], 'maxCq', () => create(id));
-    super(channel ? [context, channel] : [context]);
+    super([context, ...(channel ? [channel] : []), ...more]);
     this.context = context;
     this.channel = channel;
     this.allowOverrun = allowOverrun;

@@ -419,16 +419,22 @@ export class Context extends Resource {
    * Creates an extended completion queue: one whose completions tell more, such as when they happened.
    *
    * @param cqe - as of `createCq()`
-   * @throws RdmaError EOPNOTSUPP for fields or flags that the device does not have; EINVAL as `createCq()`
+   * @throws RdmaError EOPNOTSUPP for fields, flags or a parent domain that the device does not have; EINVAL as `createCq()`
    * @see ibv_create_cq_ex(3)
    */
   createCqEx(cqe: number, options: CqExOptions = {}): CompletionQueueEx {
-    const { channel, compVector, allowOverrun } = this.#cqOptions(cqe, options, ['wcFlags', 'flags']);
-    const { wcFlags = STANDARD_WC_FLAGS, flags = 0 } = options;
+    const { channel, compVector, allowOverrun } = this.#cqOptions(cqe, options, ['wcFlags', 'flags', 'parentDomain']);
+    const { wcFlags = STANDARD_WC_FLAGS, flags = 0, parentDomain } = options;
     uint32(wcFlags, 'options.wcFlags');
     uint32(flags, 'options.flags');
-    return new CompletionQueueEx(this, cqe, channel, allowOverrun, wcFlags, flags, (id) =>
-      binding().createCqEx(this.handle, cqe, channel ? channel.handle : null, compVector, id, wcFlags, flags),
+    if (parentDomain !== undefined) {
+      instance(parentDomain, 'options.parentDomain', ProtectionDomain).requireOpen();
+      if (parentDomain.context !== this) throw valueError('options.parentDomain is of another device');
+      if (!parentDomain.pd) throw valueError('options.parentDomain is none: pd.allocParentDomain() makes one');
+    }
+    const handles = [channel ? channel.handle : null, parentDomain ? parentDomain.handle : null] as const;
+    return new CompletionQueueEx(this, cqe, channel, allowOverrun, wcFlags, flags, parentDomain, (id) =>
+      binding().createCqEx(this.handle, cqe, handles[0], compVector, id, wcFlags, flags, handles[1]),
     );
   }
 

@@ -62,17 +62,23 @@ Outcome<std::shared_ptr<CqHandle>> CqHandle::Create(std::shared_ptr<ContextHandl
 }
 
 Outcome<std::shared_ptr<CqHandle>> CqHandle::CreateEx(std::shared_ptr<ContextHandle> context, ibv_cq_init_attr_ex* attr,
-                                                      std::shared_ptr<ChannelHandle> channel, uint32_t id) {
+                                                      std::shared_ptr<ChannelHandle> channel, uint32_t id,
+                                                      std::shared_ptr<PdHandle> parent_domain) {
   ibv_context* device = context->get();
   attr->channel = channel ? channel->get() : nullptr;
   std::shared_ptr<CqHandle> handle(new CqHandle(std::move(context), std::move(channel), id));
   attr->cq_context = handle.get();
+  if (parent_domain) {
+    attr->comp_mask |= IBV_CQ_INIT_ATTR_MASK_PD;
+    attr->parent_domain = parent_domain->get();
+  }
   errno = 0;
   auto cq = FromPtr("ibv_create_cq_ex", ibv_create_cq_ex(device, attr));
   if (cq.error) return cq.error;
   handle->ex_ = cq.value;
   handle->cq_ = ibv_cq_ex_to_cq(cq.value);
   handle->wc_flags_ = attr->wc_flags;
+  handle->parent_domain_.Replace(std::move(parent_domain));
   return handle;
 }
 
@@ -102,6 +108,7 @@ VerbError CqHandle::Destroy() {
   ex_ = nullptr;
   context_.Reset();
   channel_.Reset();
+  parent_domain_.Reset();
   return {};
 }
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "handles/context_handle.h"
+#include "handles/pd_handle.h"
 
 struct mlx5dv_cq_init_attr;
 
@@ -38,9 +38,10 @@ class CqHandle final : public Owner {
   static Outcome<std::shared_ptr<CqHandle>> Create(std::shared_ptr<ContextHandle> context, int cqe,
                                                    std::shared_ptr<ChannelHandle> channel, int comp_vector, uint32_t id,
                                                    mlx5dv_cq_init_attr* mlx5 = nullptr);
-  // The same with an extended one: struct ibv_cq_ex. Fills in the context and the channel of `attr`.
+  // The same with an extended one: struct ibv_cq_ex. Fills in the context, the channel and the domain of `attr`.
   static Outcome<std::shared_ptr<CqHandle>> CreateEx(std::shared_ptr<ContextHandle> context, ibv_cq_init_attr_ex* attr,
-                                                     std::shared_ptr<ChannelHandle> channel, uint32_t id);
+                                                     std::shared_ptr<ChannelHandle> channel, uint32_t id,
+                                                     std::shared_ptr<PdHandle> parent_domain);
   ~CqHandle() override { Destroy(); }
   VerbError Destroy() override;
 
@@ -64,6 +65,7 @@ class CqHandle final : public Owner {
 
   Parent<ContextHandle> context_;
   Parent<ChannelHandle> channel_;
+  Parent<PdHandle> parent_domain_{nullptr};
   const uint32_t id_;
   ibv_cq* cq_ = nullptr;
   ibv_cq_ex* ex_ = nullptr;

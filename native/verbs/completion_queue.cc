@@ -35,7 +35,7 @@ namespace {
 
 Napi::Value CreateCq(const Napi::CallbackInfo& info) { return CreateCompletionQueue(info, nullptr); }
 
-// (context, cqe, channel | null, compVector, id, wcFlags, flags)
+// (context, cqe, channel | null, compVector, id, wcFlags, flags, parentDomain | null)
 Napi::Value CreateCqEx(const Napi::CallbackInfo& info) {
   ibv_cq_init_attr_ex attr{};
   attr.cqe = Uint32Arg(info, 1, "cqe");
@@ -44,7 +44,10 @@ Napi::Value CreateCqEx(const Napi::CallbackInfo& info) {
   attr.flags = Uint32Arg(info, 6, "flags");
   // A provider that knows no flags refuses the mask.
   if (attr.flags != 0) attr.comp_mask |= IBV_CQ_INIT_ATTR_MASK_FLAGS;
-  auto cq = CqHandle::CreateEx(HandleArg<ContextHandle>(info, 0), &attr, ChannelArg(info, 2), Uint32Arg(info, 4, "id"));
+  std::shared_ptr<PdHandle> parent_domain;
+  if (!info[7].IsNull()) parent_domain = HandleArg<PdHandle>(info, 7);
+  auto cq = CqHandle::CreateEx(HandleArg<ContextHandle>(info, 0), &attr, ChannelArg(info, 2), Uint32Arg(info, 4, "id"),
+                               std::move(parent_domain));
   return Created(info.Env(), Unwrap(info.Env(), std::move(cq)));
 }
 

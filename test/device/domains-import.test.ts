@@ -1,7 +1,7 @@
 /** Thread and parent domains; a device, and what was made on it, imported by descriptor and handle. */
 import { closeSync, openSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
-import { importDevice, openDevice, RemoteRegion, WcStatus, WrOpcode } from '../../lib/index.ts';
+import { importDevice, openDevice, QpState, RemoteRegion, WcStatus, WrOpcode } from '../../lib/index.ts';
 import {
   ALL_ACCESS,
   completion,
@@ -11,6 +11,7 @@ import {
   deviceB,
   expectNoLeaks,
   fill,
+  initAttr,
   isRxe,
   openSide,
   Pair,
@@ -60,9 +61,35 @@ describe('pd.allocParentDomain', () => {
     for (const { context } of [a, b]) context.close({ cascade: true });
   });
 
+  it.skipIf(isRxe)('is what an extended completion queue can be made in, which it then outlives', async () => {
+    const context = openDevice(deviceA);
+    const td = context.allocTd();
+    const parentDomain = context.allocPd().allocParentDomain({ td });
+    const cq = context.createCqEx(16, { parentDomain });
+    expect(cq.parentDomain).toBe(parentDomain);
+    expect(thrown(() => parentDomain.close())).toMatchObject({ code: 'EBUSY', children: [cq] });
+    const qp = parentDomain.createQp({ sendCq: cq, cap: { maxSendWr: 4, maxRecvWr: 4 } });
+    qp.modifySync(initAttr());
+    qp.postRecv({ wrId: 5 });
+    qp.modifySync({ qpState: QpState.ERR });
+    expect(await completion(cq, 'the flushed receive')).toMatchObject({ wrId: 5, status: WcStatus.WR_FLUSH_ERR });
+    qp.close();
+    cq.close();
+    parentDomain.close();
+    context.close({ cascade: true });
+  });
+
   it('names what is wrong', () => {
     const context = openDevice(deviceA);
     const pd = context.allocPd();
+    for (const [parentDomain, code, text] of [
+      [pd, 'ERR_INVALID_ARG_VALUE', 'pd.allocParentDomain() makes one'],
+      [{}, 'ERR_INVALID_ARG_TYPE', 'options.parentDomain must be a ProtectionDomain'],
+      [null, 'ERR_INVALID_ARG_TYPE', 'options.parentDomain must be a ProtectionDomain'],
+    ] as const) {
+      const error = thrown(() => context.createCqEx(16, { parentDomain: parentDomain as never }));
+      expect(error).toMatchObject({ code, message: expect.stringContaining(text) });
+    }
     expect(thrown(() => pd.allocParentDomain({ td: {} as never }))).toMatchObject({
       code: 'ERR_INVALID_ARG_TYPE',
       message: expect.stringContaining('options.td'),
@@ -72,9 +99,13 @@ describe('pd.allocParentDomain', () => {
       const other = openDevice(deviceA);
       const td = other.allocTd();
       expect(thrown(() => pd.allocParentDomain({ td })).message).toMatch(/another device/);
+      const parentDomain = other.allocPd().allocParentDomain();
+      expect(thrown(() => context.createCqEx(16, { parentDomain })).message).toMatch(/another device/);
+      other.createCqEx(16, { parentDomain }).close();
+      parentDomain.close({ cascade: true });
       td.close();
       expect(thrown(() => pd.allocParentDomain({ td })).code).toBe('ERR_RDMA_CLOSED');
-      other.close();
+      other.close({ cascade: true });
     }
     context.close({ cascade: true });
     expect(thrown(() => context.allocTd()).code).toBe('ERR_RDMA_CLOSED');
