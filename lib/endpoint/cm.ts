@@ -7,6 +7,7 @@ import { createEventChannel, type EventChannel } from '../cm/event-channel.ts';
 import { RdmaClosedError, RdmaDeviceLostError } from '../errors.ts';
 import { CmEventType, QpState } from '../native/constants.gen.ts';
 import type { CmAddressInfo, QpCap } from '../native/native.ts';
+import { threadMark } from '../thread.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import { Endpoint, endpointOptions } from './endpoint.ts';
@@ -162,6 +163,8 @@ export async function listen(options: CmListenOptions): Promise<CmListener> {
 
 /** A listening address: `getRequest()` for each connection request, or iterate over them. */
 export class CmListener {
+  /** @internal */
+  readonly thread = threadMark('CmListener');
   readonly #id: CmId;
 
   /** @internal */
@@ -219,6 +222,8 @@ export class CmListener {
 
 /** A peer that wants to connect: accept it, or reject it. */
 export class ConnectionRequest {
+  /** @internal */
+  readonly thread = threadMark('ConnectionRequest');
   /** The id of the connection, for what is not here. */
   readonly id: CmId;
   /** What the peer sent along, with zeros behind it: 56 bytes on InfiniBand and RoCE. */

@@ -1,5 +1,6 @@
 import { valueError } from '../args.ts';
 import { WrOpcode } from '../native/constants.gen.ts';
+import { threadMark } from '../thread.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import type { RecvWr } from '../verbs/recv-list.ts';
 import type { RemoteSlice } from '../verbs/remote-region.ts';
@@ -34,6 +35,9 @@ export interface Received {
 
 /** The operations of an {@link Endpoint}, which those of a {@link Scope} of it are as well. */
 export abstract class Operations {
+  /** @internal */
+  readonly thread = threadMark(this.constructor.name);
+
   /**
    * Sends a message. The peer must have a receive for it, or get one within its RNR retries.
    *

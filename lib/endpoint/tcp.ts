@@ -5,6 +5,7 @@ import { abortSignal, instance, integer, readOptions, string, typeError, valueEr
 import { RdmaClosedError } from '../errors.ts';
 import { type Inspecting, shown } from '../inspect.ts';
 import type { QpCap } from '../native/native.ts';
+import { threadMark } from '../thread.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
@@ -113,6 +114,8 @@ export async function listenTcp(options: ListenTcpOptions): Promise<TcpListener>
 
 /** A listening socket: `accept()` each connection, or iterate over them. */
 export class TcpListener {
+  /** @internal */
+  readonly thread = threadMark('TcpListener');
   readonly #server: Server;
   readonly #ready: Endpoint[] = [];
   readonly #accepts: { resolve: (endpoint: Endpoint) => void; reject: (error: Error) => void }[] = [];

@@ -6,6 +6,7 @@ import { flagged, hex, type Inspecting, shown } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
 import type { ChangedMr, MrHandle, NativeMr } from '../native/native.ts';
+import { threadMark } from '../thread.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import { memoryOf } from './registration.ts';
 import type { RemoteRegionToken } from './remote-region.ts';
@@ -263,8 +264,12 @@ export class NullRegion extends MemoryRegion {
   }
 }
 
+const SLICE = threadMark('MemorySlice');
+
 /** A checked part of a {@link MemoryRegion}: what a scatter/gather element is made of. */
 export class MemorySlice {
+  /** @internal */
+  readonly thread = SLICE;
   // Private, and read by static methods only: an address that was made up must not reach C.
   readonly #region: MemoryRegion;
   readonly #offset: number;

@@ -6,6 +6,7 @@ import { type Inspecting, shown } from '../inspect.ts';
 import { binding, doorbell } from '../native/binding.ts';
 import { Layout } from '../native/layout.gen.ts';
 import { BELL_COUNT, BELL_INDEX, BELL_LIST, BELL_RESULT, NEW_ERA, type SharedList } from '../native/native.ts';
+import { threadMark } from '../thread.ts';
 import { type MemoryRegion, MemorySlice } from './memory-region.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import type { Resource } from './resource.ts';
@@ -58,6 +59,8 @@ const SHOWN = 16;
  * request was given stays until it is changed.
  */
 export abstract class PostList<Wr extends object> {
+  /** @internal */
+  readonly thread = threadMark(this.constructor.name);
   /** How many requests the list has. */
   readonly length: number;
   /** @internal */

@@ -1,6 +1,7 @@
 import { inspect } from 'node:util';
 import { integer, string, typeError, uint32, valueError } from '../args.ts';
 import { hex, type Inspecting, shown } from '../inspect.ts';
+import { threadMark } from '../thread.ts';
 import { checkRange } from './memory-region.ts';
 
 /** A region of a peer as plain data, made there by `mr.remote()`. */
@@ -13,8 +14,13 @@ export interface RemoteRegionToken {
   length: number;
 }
 
+const REGION = threadMark('RemoteRegion');
+const SLICE = threadMark('RemoteSlice');
+
 /** Memory of a peer. Bounds are checked here before a request is posted; the peer's NIC checks them again. */
 export class RemoteRegion {
+  /** @internal */
+  readonly thread = REGION;
   /** Virtual address in the peer's memory. */
   readonly addr: bigint;
   /** Remote key. */
@@ -75,6 +81,8 @@ export class RemoteRegion {
 
 /** A checked part of a {@link RemoteRegion}. */
 export class RemoteSlice {
+  /** @internal */
+  readonly thread = SLICE;
   readonly #offset: number;
   readonly #length: number;
   readonly #addrLow: number;

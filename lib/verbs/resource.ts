@@ -2,6 +2,7 @@ import { inspect } from 'node:util';
 import { boolean, readOptions } from '../args.ts';
 import { BusyError, RdmaClosedError, RdmaDeviceLostError } from '../errors.ts';
 import { type Inspecting, shown } from '../inspect.ts';
+import { threadMark } from '../thread.ts';
 
 // Children that were collected open take themselves out of their parents' lists.
 const collected = new FinalizationRegistry<() => void>((forget) => forget());
@@ -11,6 +12,8 @@ const collected = new FinalizationRegistry<() => void>((forget) => forget());
  * does not keep its children, but refuses to be closed while they are open.
  */
 export abstract class Resource {
+  /** @internal */
+  readonly thread = threadMark(this.constructor.name);
   #closed = false;
   #lost = false;
   #parents: readonly Resource[];

@@ -1,8 +1,10 @@
 import { inspect } from 'node:util';
 import type { Inspecting } from '../inspect.ts';
 import { Layout } from '../native/layout.gen.ts';
+import { threadMark } from '../thread.ts';
 import { Completion, shownCompletion, type WorkCompletion } from './work-completion.ts';
 
+const MARK = threadMark('completion of at()');
 const WORDS = Layout.wc.size / 4;
 const STATUS = Layout.wc.status / 4;
 const OPCODE = Layout.wc.opcode / 4;
@@ -20,6 +22,7 @@ export function swap32(word: number): number {
 
 /** Reads one entry of the ring. One object for all entries: at(i) moves it. @internal */
 export class Cursor implements WorkCompletion {
+  readonly thread = MARK;
   readonly #words: Int32Array;
   readonly #bytes: DataView;
   readonly #wrIds: Float64Array;

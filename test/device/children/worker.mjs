@@ -5,7 +5,11 @@ import {
   connectionInfo,
   connectQueuePair,
   openDevice,
+  QpState,
+  QpType,
   RemoteRegion,
+  SrqType,
+  WqState,
   WrOpcode,
 } from '../../../dist/index.js';
 import { binding } from '../../../dist/native/binding.js';
@@ -13,19 +17,46 @@ import { binding } from '../../../dist/native/binding.js';
 const { deviceA, deviceB, stage } = workerData;
 const access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ;
 
-function open(device) {
+function open(device, createCq = (context) => context.createCq(256)) {
   const context = openDevice(device);
   const pd = context.allocPd();
-  const cq = context.createCq(256);
+  const cq = createCq(context);
   return { context, pd, cq, qp: pd.createQp({ sendCq: cq }), mr: pd.allocSync(1 << 16, { access }) };
 }
 
-async function connected() {
-  const [a, b] = [open(deviceA), open(deviceB)];
+async function connected(createCq) {
+  const [a, b] = [open(deviceA, createCq), open(deviceB, createCq)];
   const [infoA, infoB] = [connectionInfo(a.qp), connectionInfo(b.qp)];
   await connectQueuePair(a.qp, infoA, infoB);
   await connectQueuePair(b.qp, infoB, infoA);
   return [a, b];
+}
+
+/** A rule with a counter, a table of receive work queues with a queue pair over it, and XRC from a to b, connected. */
+function younger(a, b) {
+  const { context, pd } = a;
+  const datagrams = pd.createQp({ sendCq: context.createCq(256), qpType: QpType.UD });
+  datagrams.modifySync({ qpState: QpState.INIT, pkeyIndex: 0, portNum: 1, qkey: 1 });
+  const counters = context.createCounters();
+  const wq = context.createWq({ pd, cq: context.createCq(256), maxWr: 64 });
+  const rwqIndTbl = context.createRwqIndTable([wq]);
+  const rss = pd.createQp({ rwqIndTbl, rxHashConf: { rxHashKey: Buffer.alloc(40), rxHashFieldsMask: 0 } });
+  const xrcd = b.context.openXrcd();
+  const srqCq = b.context.createCq(256);
+  const srq = b.pd.createSrq({ srqType: SrqType.XRC, xrcd, cq: srqCq });
+  const receiver = b.context.createQp({ qpType: QpType.XRC_RECV, xrcd });
+  const sender = pd.createQp({ sendCq: context.createCq(256), qpType: QpType.XRC_SEND });
+  const path = (to) => {
+    const { gid, gidIndex } = to.context.selectGid();
+    return { qpState: QpState.RTR, pathMtu: 3, rqPsn: 0, ahAttr: { grh: { dgid: gid, sgidIndex: gidIndex } } };
+  };
+  const init = { qpState: QpState.INIT, pkeyIndex: 0, portNum: 1, qpAccessFlags: 0 };
+  receiver.modifySync(init);
+  receiver.modifySync({ ...path(a), destQpNum: sender.qpNum, maxDestRdAtomic: 1, minRnrTimer: 1 });
+  sender.modifySync(init);
+  sender.modifySync({ ...path(b), destQpNum: receiver.qpNum });
+  sender.modifySync({ qpState: QpState.RTS, sqPsn: 0, timeout: 14, retryCnt: 7, rnrRetry: 7, maxRdAtomic: 1 });
+  return { datagrams, counters, wq, rss, srq, srqCq, sender };
 }
 
 const stages = {
@@ -95,6 +126,30 @@ const stages = {
         context.queryPort(9);
       } catch {}
       if (i % 16 === 0) await new Promise((resolve) => setImmediate(resolve));
+    }
+  },
+  // Every younger kind of object, alive and busy.
+  kinds: async () => {
+    const [a, b] = await connected((context) => context.createCqEx(256));
+    const remote = new RemoteRegion(b.mr.remote()).slice(0, 64);
+    const more = workerData.isRxe ? undefined : younger(a, b);
+    for (let i = 0; ; i++) {
+      if (i === workerData.rounds) parentPort.postMessage('kinds');
+      a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 64), remote });
+      await a.cq.wait();
+      if (more === undefined) continue;
+      const { datagrams, wq, rss, srq, srqCq, sender } = more;
+      const flows = [datagrams, rss].map((qp) => qp.createFlow({ specs: [] }));
+      wq.modify({ wqState: WqState.RDY });
+      wq.postRecv([{ sgList: a.mr.slice(0, 8) }, { sgList: a.mr.slice(8, 8) }]);
+      srq.postRecv({ sgList: b.mr.slice(0, 64) });
+      sender.postSend({ opcode: WrOpcode.SEND, sgList: a.mr.slice(0, 64), remoteSrqn: srq.srqNum });
+      await srqCq.wait();
+      if (i % 2 === 0) wq.modify({ wqState: WqState.ERR });
+      wq.modify({ wqState: WqState.RESET });
+      wq.cq.poll();
+      sender.sendCq.poll();
+      for (const flow of flows) flow.close();
     }
   },
   work: async () => {
