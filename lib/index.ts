@@ -84,7 +84,7 @@ export {
 } from './verbs/completion-queue-ex.ts';
 export { Context } from './verbs/context.ts';
 export { Counters } from './verbs/counters.ts';
-export { type Device, getDeviceList, importDevice, openDevice } from './verbs/device.ts';
+export { type Device, getDeviceList, importDevice, isForkInitialized, openDevice } from './verbs/device.ts';
 export type { DeviceAttr, DeviceAttrEx, PortAttr, RtValues } from './verbs/device-attributes.ts';
 export { DeviceMemory } from './verbs/device-memory.ts';
 export { Flow } from './verbs/flow.ts';

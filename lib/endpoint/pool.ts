@@ -2,6 +2,7 @@ import { inspect } from 'node:util';
 import { abortSignal, boolean, instance, integer, rangeError, readOptions, stateError } from '../args.ts';
 import { BusyError, RdmaClosedError } from '../errors.ts';
 import { type Inspecting, shown } from '../inspect.ts';
+import { threadMark } from '../thread.ts';
 import type { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import type { AllocOptions } from '../verbs/registration.ts';
@@ -70,6 +71,8 @@ const collected = new FinalizationRegistry<Loan>((loan) => {
  * When all buffers are out `acquire()` waits, which is the back-pressure: first come, first served.
  */
 export class BufferPool {
+  /** @internal */
+  readonly thread = threadMark('BufferPool');
   /** The protection domain. */
   readonly pd: ProtectionDomain;
   /** Bytes of each buffer. */
@@ -274,6 +277,8 @@ export class BufferPool {
 
 /** A buffer of a {@link BufferPool}. Release it when no request uses it any more. */
 export class PoolBuffer {
+  /** @internal */
+  readonly thread = threadMark('PoolBuffer');
   readonly #slice: MemorySlice;
   #giveBack: (() => void) | undefined;
 

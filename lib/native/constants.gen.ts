@@ -899,6 +899,18 @@ export const RxHashFields = constants('RxHashFields', {
 /** A set of {@link RxHashFields}, joined with |. */
 export type RxHashFields = number;
 
+/** Whether registered memory is safe from the copy on write of a fork(). (`ibv_fork_status`) */
+export const ForkStatus = constants('ForkStatus', {
+  /** `IBV_FORK_DISABLED`: Not protected, or the library is too old to tell. Since rdma-core 36. */
+  DISABLED: 0,
+  /** `IBV_FORK_ENABLED`: Protected by ibv_fork_init(). Since rdma-core 36. */
+  ENABLED: 1,
+  /** `IBV_FORK_UNNEEDED`: The kernel copies pinned pages at the fork: nothing is to be done. Since rdma-core 36. */
+  UNNEEDED: 2,
+} as const);
+/** One of {@link ForkStatus}. */
+export type ForkStatus = (typeof ForkStatus)[keyof typeof ForkStatus];
+
 /** Events of the connection manager. (`rdma_cm_event_type`) */
 export const CmEventType = constants('CmEventType', {
   /** `RDMA_CM_EVENT_ADDR_RESOLVED`: The address is resolved and the id bound to a device. */

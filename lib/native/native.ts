@@ -240,6 +240,7 @@ export interface Binding {
   openDevice(name: string): NativeContext;
   importDevice(cmdFd: number): NativeContext;
   closeDevice(context: ContextHandle): void;
+  isForkInitialized(): number;
   wcStatusStr(status: number): string | null;
   eventTypeStr(type: number): string | null;
   nodeTypeStr(type: number): string | null;

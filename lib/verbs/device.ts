@@ -3,7 +3,7 @@ import { integer, typeError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { named, printed } from '../inspect.ts';
 import { verbs } from '../native/binding.ts';
-import { NodeType, PortState, TransportType } from '../native/constants.gen.ts';
+import { type ForkStatus, NodeType, PortState, TransportType } from '../native/constants.gen.ts';
 import { Context } from './context.ts';
 import { nodeTypeStr } from './text.ts';
 
@@ -102,4 +102,14 @@ function open(name: string): Context {
  */
 export function importDevice(cmdFd: number): Context {
   return new Context(verbs().importDevice(integer(cmdFd, 'cmdFd', 0, 0x7fff_ffff)));
+}
+
+/**
+ * Whether the memory of regions is safe from a `fork()`. Asked before the first device is opened it may still be
+ * `ForkStatus.DISABLED`: `openDevice()` calls `ibv_fork_init()` where the kernel needs it.
+ *
+ * @see ibv_is_fork_initialized(3)
+ */
+export function isForkInitialized(): ForkStatus {
+  return verbs().isForkInitialized() as ForkStatus;
 }

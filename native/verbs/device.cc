@@ -65,6 +65,10 @@ void InitForkOnce() {
   });
 }
 
+Napi::Value IsForkInitialized(const Napi::CallbackInfo& info) {
+  return Napi::Number::New(info.Env(), ibv_is_fork_initialized());
+}
+
 Napi::Object DescribeContext(Napi::Env env, std::shared_ptr<ContextHandle> context) {
   Napi::Object result = Napi::Object::New(env);
   SetNumber(result, "numCompVectors", context->get()->num_comp_vectors);
@@ -100,6 +104,7 @@ void ExportDevice(Napi::Object exports) {
   Export(exports, "getDeviceList", GetDeviceList);
   Export(exports, "openDevice", OpenDevice);
   Export(exports, "importDevice", ImportDevice);
+  Export(exports, "isForkInitialized", IsForkInitialized);
   Export(exports, "wcStatusStr", EnumText<ibv_wc_status, ibv_wc_status_str>);
   Export(exports, "eventTypeStr", EnumText<ibv_event_type, ibv_event_type_str>);
   Export(exports, "nodeTypeStr", EnumText<ibv_node_type, ibv_node_type_str>);

@@ -1,7 +1,16 @@
 import { readdirSync } from 'node:fs';
 import { MessageChannel, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { describe, expect, it } from 'vitest';
-import { createEventChannel, Endpoint, MwType, QpType, RemoteRegion, WcStatus, WrOpcode } from '../../lib/index.ts';
+import {
+  BufferPool,
+  createEventChannel,
+  Endpoint,
+  MwType,
+  QpType,
+  RemoteRegion,
+  WcStatus,
+  WrOpcode,
+} from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
 import { childPath } from './children.ts';
 import {
@@ -20,7 +29,7 @@ import {
 expectNoLeaks();
 
 const start = (stage: string, more: object = {}): Worker =>
-  new Worker(childPath('worker'), { workerData: { deviceA, deviceB, isRxe, stage, ...more } });
+  new Worker(childPath('worker'), { workerData: { deviceA, deviceB, stage, ...more } });
 
 /** The first message of a worker; its error where it fails instead. */
 function message(worker: Worker, what: string): Promise<unknown> {
@@ -58,19 +67,22 @@ describe('a worker thread', () => {
     },
   );
 
-  // Flows, receive work queues and XRC, which Soft-RoCE lacks, beside extended completion queues, which it has.
-  it.each(['events', 'registering', 'creating', 'kinds'])('may be terminated at any moment of "%s"', async (stage) => {
-    const before = openFds();
-    // Where it is when the termination comes is another place each time.
-    const rounds = Array.from({ length: isRxe ? 2 : 15 }, (_, i) => 5 + i);
-    for (const round of rounds) {
-      const worker = start(stage, { rounds: round });
-      expect(await message(worker, stage)).toBe(stage);
-      expect(await within(worker.terminate(), 'the termination')).toBe(1);
-    }
-    await until(() => openFds() <= before, 'the descriptors go back');
-    await expectHealthy();
-  });
+  // The last has flows, receive work queues and XRC, which Soft-RoCE lacks.
+  it.each(['events', 'registering', 'creating', 'kinds'].slice(0, isRxe ? 3 : 4))(
+    'may be terminated at any moment of "%s"',
+    async (stage) => {
+      const before = openFds();
+      // Where it is when the termination comes is another place each time.
+      const rounds = Array.from({ length: isRxe ? 2 : 15 }, (_, i) => 5 + i);
+      for (const round of rounds) {
+        const worker = start(stage, { rounds: round });
+        expect(await message(worker, stage)).toBe(stage);
+        expect(await within(worker.terminate(), 'the termination')).toBe(1);
+      }
+      await until(() => openFds() <= before, 'the descriptors go back');
+      await expectHealthy();
+    },
+  );
 
   it('works beside others and the main thread, each with its own objects', async () => {
     const before = openFds();
@@ -104,9 +116,13 @@ describe('an object of verbs', () => {
     using pair = await Pair.connect();
     const { context, pd, cq, qp, mr } = pair.a;
     const device = { length: 64 };
+    const pool = new BufferPool(pd, { bufferBytes: 64, maxBuffers: 1 });
+    const buffer = await pool.acquire();
     qp.postSend({ opcode: WrOpcode.RDMA_WRITE, remote: pair.remote.slice() });
     await completion(cq);
     const made: Record<string, (() => unknown) | undefined> = {
+      BufferPool: () => pool,
+      PoolBuffer: () => buffer,
       AddressHandle: () =>
         pd.createAh({ grh: { dgid: context.selectGid().gid, sgidIndex: context.selectGid().gidIndex } }),
       CompletionChannel: () => context.createCompChannel(),
@@ -160,6 +176,8 @@ describe('an object of verbs', () => {
     expect(thrown(() => new Worker('', { eval: true, workerData: qp })).name).toBe('DataCloneError');
     expect(receiveMessageOnPort(port2)).toBeUndefined();
     port1.close();
+    buffer.release();
+    pool.close();
     channel?.close({ cascade: true });
   });
 

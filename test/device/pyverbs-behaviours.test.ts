@@ -2,8 +2,14 @@
 import { describe, expect, it } from 'vitest';
 import {
   AccessFlags,
+  type CompletionQueue,
+  CreateCqAttrFlags,
+  CreateCqWcFlags,
+  ForkStatus,
   GRH_BYTES,
+  isForkInitialized,
   MwType,
+  openDevice,
   QpState,
   QpType,
   type QueuePair,
@@ -34,6 +40,71 @@ expectNoLeaks();
 
 const QKEY = 0x1111_1111;
 const SUCCESS = WcStatus.SUCCESS;
+
+describe('a device', () => {
+  it('has as many ports by both counts, up to 255', () => {
+    using context = openDevice(deviceA);
+    const { origAttr, physPortCntEx } = context.queryDeviceEx();
+    expect(physPortCntEx).toBeGreaterThan(0);
+    expect(origAttr.physPortCnt).toBe(Math.min(physPortCntEx, 255));
+  });
+
+  it('is open, and the memory of its regions safe from a fork', () => {
+    using _context = openDevice(deviceA);
+    expect([ForkStatus.ENABLED, ForkStatus.UNNEEDED]).toContain(isForkInitialized());
+  });
+});
+
+describe('an extended completion queue', () => {
+  it('is made with each field and each flag, or says that the device has none of it', () => {
+    using context = openDevice(deviceA);
+    const options = [
+      ...Object.values(CreateCqWcFlags).map((wcFlags) => ({ wcFlags })),
+      ...Object.values(CreateCqAttrFlags).map((flags) => ({ wcFlags: 0, flags })),
+    ];
+    const made = options.filter((each) => {
+      try {
+        context.createCqEx(10, each).close();
+        return true;
+      } catch (error) {
+        expect(error).toMatchObject({ name: 'RdmaError', code: 'EOPNOTSUPP', syscall: 'ibv_create_cq_ex' });
+        return false;
+      }
+    });
+    expect(made).toContainEqual({ wcFlags: CreateCqWcFlags.WITH_BYTE_LEN });
+  });
+
+  it('is refused with too many entries, and with a wrong vector', () => {
+    using context = openDevice(deviceA);
+    const { maxCqe } = context.queryDevice();
+    expect(thrown(() => context.createCqEx(maxCqe + 1))).toMatchObject({
+      code: 'EINVAL',
+      syscall: 'ibv_create_cq_ex',
+      message: expect.stringContaining(`cqe is ${maxCqe + 1}, maxCqe of the device ${maxCqe}`),
+    });
+    const compVector = context.numCompVectors + 1;
+    expect(thrown(() => context.createCqEx(10, { compVector })).code).toBe('ERR_OUT_OF_RANGE');
+    // The shared channel was made for the first.
+    context.close({ cascade: true });
+  });
+
+  it('tells of datagrams', async () => {
+    const extended = (side: Side) => side.context.createCqEx(512);
+    await withDatagrams(
+      ALL_ACCESS,
+      async ({ a, b, to }) => {
+        const sent = fill(a.mr.buffer.subarray(0, 300), 13);
+        b.qp.postRecv({ wrId: 3, sgList: b.mr.slice(0, GRH_BYTES + 300) });
+        a.qp.postSend({ wrId: 2, opcode: WrOpcode.SEND_WITH_IMM, sgList: a.mr.slice(0, 300), immData: 7, ...to });
+        expect(await completion(a.qp.sendCq, 'the send')).toMatchObject({ wrId: 2, status: SUCCESS });
+        const wc = await completion(b.qp.recvCq, 'the datagram');
+        expect(wc).toMatchObject({ wrId: 3, status: SUCCESS, byteLen: GRH_BYTES + 300, immData: 7, srcQp: a.qp.qpNum });
+        expect(readDatagram(wc, b.mr.buffer).payload.equals(sent)).toBe(true);
+      },
+      extended,
+    );
+  });
+});
 
 describe('an atomic', () => {
   const add = (a: Side, remote: RemoteRegion): SendWr => ({
@@ -225,10 +296,14 @@ interface Datagrams {
   to: Required<Pick<SendWr, 'ah' | 'remoteQpn' | 'remoteQkey'>>;
 }
 
-async function withDatagrams(access: number, run: (ends: Datagrams) => Promise<void>): Promise<void> {
+async function withDatagrams(
+  access: number,
+  run: (ends: Datagrams) => Promise<void>,
+  cqOf: (side: Side) => CompletionQueue = ({ cq }) => cq,
+): Promise<void> {
   const [a, b] = [deviceA, deviceB].map((device) => {
     const side = openSide(device, { access });
-    const qp = side.pd.createQp({ sendCq: side.cq, qpType: QpType.UD });
+    const qp = side.pd.createQp({ sendCq: cqOf(side), qpType: QpType.UD });
     readyUd(qp);
     return { ...side, qp };
   }) as [Side, Side];
