@@ -2,6 +2,7 @@
 #include "cm/cm.h"
 #include "core/args.h"
 #include "core/environment.h"
+#include "gpu/gpu.h"
 #include "mlx5/mlx5.h"
 #include "verbs/verbs.h"
 
@@ -51,6 +52,8 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   ExportCmId(exports);
   ExportConnection(exports);
   ExportAddrInfo(exports);
+  ExportDmabuf(exports);
+  ExportFdSocket(exports);
   ExportDatapath(exports);
   ExportWcRingEx(exports);
   ExportConstants(exports);

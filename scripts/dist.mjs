@@ -9,6 +9,7 @@ import { contentHash, filesBelow, root, run, say, whenChanged, whenMain } from '
 // Those of package.json, and what scripts and tests use.
 const entries = [
   'index',
+  'gpu/index',
   'observe/index',
   'roce/index',
   'sim/index',

@@ -45,9 +45,21 @@ const onModel = { RDMA_TEST_REQUIRED: '1', RDMA_TEST_BACKEND: 'model' };
 const steps = {
   image: { builds: true, command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare'] },
   model: { builds: true, command: ['make', '-C', 'test/mlx5-model', `OUT=${join(root, 'build/model')}`] },
+  // Two builds at a time of one kernel's initrd would be one too many.
+  'rxe-dmabuf': {
+    builds: true,
+    needs: ['image'],
+    command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare', '--rxe-dmabuf'],
+  },
   tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
   // Under emulation the loading of the modules costs more than the tests: once for all files.
   rxe: suite('rxe', 'device', { needs: ['image'], alone: 'vm', through: inVm('rxe', 'rxe'), more: ['--no-isolate'] }),
+  dmabuf: suite('dmabuf', 'device', {
+    needs: ['rxe-dmabuf'],
+    alone: 'vm',
+    through: [...inVm('dmabuf', 'rxe'), '--env', 'RDMA_TEST_DMABUF=1', '--rxe-dmabuf'],
+    more: ['--no-isolate', 'test/device/dmabuf'],
+  }),
   sanitized: { builds: true, command: script('build', '--sanitize') },
   device: suite('device', 'device', { needs: ['model'], env: () => ({ ...onModel, LD_PRELOAD: model }) }),
   asan: suite('asan', 'device', {

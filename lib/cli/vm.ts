@@ -4,6 +4,7 @@ import { type Accelerator, prepareVm, runInVm, VmError, type VmErrorCode } from 
 
 interface Flags {
   prepare?: true;
+  rxeDmabuf?: true;
   out?: string;
   env?: NodeJS.ProcessEnv;
   timeout?: number;
@@ -29,6 +30,7 @@ export function vmCommand(): Command {
     .option('--memory <size>', "the VM's memory, such as 512M or 4G (default: 2G)", memorySize)
     .option('--cpus <count>', "the VM's processors (default: 2)", positive)
     .addOption(new Option('--accel <name>', 'default: kvm where it works, else tcg').choices(['kvm', 'tcg']))
+    .option('--rxe-dmabuf', 'a test vehicle: with an rxe that registers DMA-BUFs, built for it at the first time')
     .option('--prepare', 'only fetch and build what the VM needs')
     .passThroughOptions()
     .addHelpText('after', help)
@@ -51,9 +53,10 @@ async function run(command: string | undefined, args: string[], flags: Flags): P
       abort.abort();
     });
   }
+  const rxeDmabuf = flags.rxeDmabuf === true;
   try {
     if (flags.prepare) {
-      await prepareVm({ onProgress, signal: abort.signal });
+      await prepareVm({ onProgress, signal: abort.signal, rxeDmabuf });
       return;
     }
     const tty = process.stdin.isTTY && process.stdout.isTTY;
@@ -66,6 +69,7 @@ async function run(command: string | undefined, args: string[], flags: Flags): P
       tty,
       signal: abort.signal,
       onProgress,
+      rxeDmabuf,
       ...(flags.out !== undefined && { out: flags.out }),
       ...(flags.timeout !== undefined && { timeoutMs: flags.timeout * 1000 }),
       ...(flags.accel !== undefined && { accel: flags.accel }),

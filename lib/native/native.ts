@@ -26,6 +26,9 @@ export type CmEventsHandle = Handle<'CmEvents'>;
 export type CmIdHandle = Handle<'CmId'>;
 export type DmHandle = Handle<'DeviceMemory'>;
 export type TdHandle = Handle<'ThreadDomain'>;
+export type DmabufHandle = Handle<'DmaBuf'>;
+export type FdSocketHandle = Handle<'FdSocket'>;
+export type FdSocketEventsHandle = Handle<'FdSocketEvents'>;
 
 export interface NativeDevice {
   name: string;
@@ -55,6 +58,11 @@ export interface NativeContext {
   name: string;
   numCompVectors: number;
   cmdFd: number;
+}
+
+export interface NativeDmabuf {
+  handle: DmabufHandle;
+  fd: number;
 }
 
 export interface NativePd {
@@ -464,6 +472,26 @@ export interface Binding {
   getAddrInfo(node: string | null, service: string | null, hints: object): Promise<NativeAddrInfo[] | string>;
   createEp(channel: CmChannelHandle, addrInfo: object): Promise<{ handle: CmIdHandle; number: number }>;
   initQpAttr(id: CmIdHandle, qpState: number): { mask: number; attr: Record<string, unknown> };
+
+  createUdmabuf(memfd: number | null, offset: number, length: number): NativeDmabuf;
+  allocDmaHeap(heap: string, length: number): NativeDmabuf;
+  duplicateDmabuf(fd: number): NativeDmabuf;
+  dmabufOfProcess(pid: number, fd: number): NativeDmabuf;
+  mapDmabuf(dmabuf: DmabufHandle, length: number, writable: boolean): ArrayBuffer;
+  syncDmabuf(dmabuf: DmabufHandle, read: boolean, write: boolean, end: boolean): void;
+  closeDmabuf(dmabuf: DmabufHandle): void;
+  connectFdSocket(path: string): FdSocketHandle;
+  listenFdSocket(path: string): FdSocketHandle;
+  duplicateFdSocket(fd: number): FdSocketHandle;
+  acceptFdSocket(socket: FdSocketHandle): FdSocketHandle | null;
+  sendFds(socket: FdSocketHandle, fds: number[], bytes: Uint8Array): void;
+  receiveFds(socket: FdSocketHandle): { dmabufs: NativeDmabuf[]; bytes: Buffer } | null;
+  closeFdSocket(socket: FdSocketHandle): void;
+  /** The callback is called once for each start. */
+  createFdSocketEvents(socket: FdSocketHandle, callback: () => void): FdSocketEventsHandle;
+  startFdSocketEvents(events: FdSocketEventsHandle): void;
+  stopFdSocketEvents(events: FdSocketEventsHandle): void;
+  closeFdSocketEvents(events: FdSocketEventsHandle): void;
 
   /** The words of the doorbell. */
   doorbell: ArrayBuffer;

@@ -27,15 +27,24 @@ export const guestModules: readonly string[] = [
  */
 const optionalModules = ['crc32_generic', 'crc32_pclmul'];
 
-/** Builds the initrd for a kernel into the cache, or finds it there. A changed script or module list makes a new one. */
-export async function prepareInitrd(kernel: Kernel, modules: readonly string[] = guestModules): Promise<string> {
+/**
+ * Builds the initrd for a kernel into the cache, or finds it there. A changed script or module list makes a new one.
+ *
+ * @param rxe A module in place of the kernel's own `rdma_rxe`.
+ */
+export async function prepareInitrd(
+  kernel: Kernel,
+  modules: readonly string[] = guestModules,
+  rxe?: string,
+): Promise<string> {
   const busyboxBytes = await readFile(busybox);
   const key = createHash('sha256')
-    .update(JSON.stringify([kernel.release, optionalModules, modules, initScript]))
+    .update(JSON.stringify([kernel.release, optionalModules, modules, initScript, rxe]))
     .update(busyboxBytes)
     .digest('hex');
   return buildOnce(join(cacheFolder(), `initrd-${key.slice(0, 16)}.cpio`), async (scratch) => {
-    const paths = await loadOrder(kernel, modules);
+    const own = (path: string) => (rxe !== undefined && moduleName(path) === 'rdma_rxe.ko' ? rxe : path);
+    const paths = (await loadOrder(kernel, modules)).map(own);
     const entries: CpioEntry[] = [
       { name: 'bin', mode: 0o040755 },
       { name: 'bin/busybox', mode: 0o100755, data: busyboxBytes },

@@ -1,5 +1,6 @@
-import { mkdir, readdir, rm } from 'node:fs/promises';
+import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import { type Apt, fetchPackages } from './apt.ts';
 import { buildOnce, cacheFolder, exists } from './cache.ts';
 import { VmError } from './errors.ts';
 import { runTool } from './packages.ts';
@@ -47,35 +48,17 @@ function kernelAdvice(error: unknown): string {
 It is fetched with "apt-get download" (nothing is installed). See that this works: apt-get update && apt-get download ${metaPackages[process.arch]?.[1]}`;
 }
 
-async function fetchKernel(root: string, { onProgress = () => {}, signal }: PrepareOptions): Promise<void> {
+async function fetchKernel(root: string, options: PrepareOptions): Promise<void> {
+  const { onProgress = () => {}, signal } = options;
   const debs = `${root}.debs`;
-  await mkdir(debs);
-  const apt: Apt = (program, ...args) => runTool(program, args, { cwd: debs, signal });
   onProgress('fetching a kernel with apt-get download');
-  try {
-    await download(apt);
-  } catch {
-    signal?.throwIfAborted();
-    // The lists on this machine may be absent (containers) or older than the archive: then fetch lists of our own, which
-    // needs no root and changes nothing.
-    onProgress('fetching package lists with apt-get update');
-    await mkdir(join(debs, 'lists', 'partial'), { recursive: true });
-    await mkdir(join(debs, 'cache', 'archives', 'partial'), { recursive: true });
-    const own = ['-o', `Dir::State::lists=${join(debs, 'lists')}`, '-o', `Dir::Cache=${join(debs, 'cache')}`];
-    const ownApt: Apt = (program, ...args) => apt(program, ...own, ...args);
-    await ownApt('apt-get', 'update');
-    await download(ownApt);
-  }
-  for (const deb of (await readdir(debs)).filter((name) => name.endsWith('.deb'))) {
+  for (const deb of await fetchPackages(debs, download, options)) {
     onProgress(`unpacking ${deb}`);
     await runTool('dpkg-deb', ['-x', join(debs, deb), root], { signal });
   }
   await rm(debs, { recursive: true });
   await runTool('depmod', ['-b', root, await findRelease(root)], { signal });
 }
-
-/** Runs one of apt's programs in the folder for downloads. */
-type Apt = (program: string, ...args: string[]) => Promise<Buffer>;
 
 /** Downloads the packages that hold the kernel and its modules, as the first meta package known to apt names them. */
 async function download(apt: Apt): Promise<void> {

@@ -70,7 +70,8 @@ export async function checkHost(): Promise<void> {
   }
 }
 
-async function findProgram(name: string): Promise<boolean> {
+/** Whether a program is there. */
+export async function findProgram(name: string): Promise<boolean> {
   for (const folder of searchPath) {
     const found = await access(join(folder, name), constants.X_OK).then(
       () => true,

@@ -7,12 +7,13 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { accelerators, rememberKvmFailure } from './accel.ts';
 import { VmError, type VmErrorCode } from './errors.ts';
 import { Guest } from './guest.ts';
-import { prepareInitrd } from './initrd.ts';
+import { guestModules, prepareInitrd } from './initrd.ts';
 import { type Kernel, type PrepareOptions, prepareKernel } from './kernel.ts';
 import { findKernelTrouble } from './kernel-log.ts';
 import { checkHost } from './packages.ts';
 import type { Accelerator, portFds } from './qemu.ts';
 import { type Request, requestScript } from './request.ts';
+import { prepareRxeDmabuf } from './rxe-dmabuf.ts';
 import { pump, rawTerminal } from './streams.ts';
 
 /** What to run in the VM, and how. */
@@ -46,6 +47,12 @@ export interface VmOptions extends PrepareOptions {
   memory?: string;
   /** The guest's processors. Default 2. */
   cpus?: number;
+  /**
+   * Gives the guest an rxe that registers DMA-BUFs, and sets NODE_RDMA_LIBIBVERBS to a library that asks it to. A test
+   * vehicle: no kernel has such an rxe. It is built once, which takes a minute or two, 170 MB of downloads, make and the
+   * compiler that made the kernel. Default false.
+   */
+  rxeDmabuf?: boolean;
 }
 
 /** How a command in the VM ended. */
@@ -71,6 +78,8 @@ export interface PreparedVm {
   kernel: Kernel;
   /** The initrd's file. */
   initrd: string;
+  /** The library that was built with `rxeDmabuf`, for NODE_RDMA_LIBIBVERBS. */
+  libibverbs?: string;
 }
 
 /**
@@ -79,10 +88,12 @@ export interface PreparedVm {
  * @returns The paths, for the curious; {@link runInVm} calls this itself.
  * @throws {@link VmError} ERR_VM_PLATFORM, ERR_VM_PACKAGES or ERR_VM_KERNEL, whose message says what to type.
  */
-export async function prepareVm(options: PrepareOptions = {}): Promise<PreparedVm> {
+export async function prepareVm(options: PrepareOptions & { rxeDmabuf?: boolean } = {}): Promise<PreparedVm> {
   await checkHost();
   const kernel = await prepareKernel(options);
-  return { kernel, initrd: await prepareInitrd(kernel) };
+  if (!options.rxeDmabuf) return { kernel, initrd: await prepareInitrd(kernel) };
+  const { module, library } = await prepareRxeDmabuf(kernel, options);
+  return { kernel, initrd: await prepareInitrd(kernel, guestModules, module), libibverbs: library };
 }
 
 /**
@@ -96,8 +107,9 @@ export async function prepareVm(options: PrepareOptions = {}): Promise<PreparedV
  */
 export async function runInVm(options: VmOptions): Promise<VmResult> {
   options.signal?.throwIfAborted();
-  const { kernel, initrd } = await prepareVm(options);
-  const { memory = '2G', cpus = 2, args = [], env = process.env } = options;
+  const { kernel, initrd, libibverbs } = await prepareVm(options);
+  const { memory = '2G', cpus = 2, args = [] } = options;
+  const env = { ...(options.env ?? process.env), ...(libibverbs && { NODE_RDMA_LIBIBVERBS: libibverbs }) };
   if (options.out !== undefined) await mkdir(options.out, { recursive: true });
   const out = options.out === undefined ? undefined : await realpath(options.out);
   const token = randomBytes(16).toString('hex');

@@ -43,6 +43,9 @@ beforeAll(() => {
   const ahAttr = { isGlobal: true, grh, dlid: 0, sl: 0, srcPathBits: 0, staticRate: 0, portNum: 1 };
   handles.AddressHandle = (call('createAh', pd, { ahAttr }) as { handle: unknown }).handle;
   handles.AsyncEvents = call('createAsyncEvents', handles.Context, () => {});
+  handles.DmaBuf = (call('duplicateDmabuf', 0) as { handle: unknown }).handle;
+  handles.FdSocket = call('listenFdSocket', `\0node-rdma-binding-${process.pid}`);
+  handles.FdSocketEvents = call('createFdSocketEvents', handles.FdSocket, () => {});
   if (!isRxe) {
     handles.DeviceMemory = (call('allocDm', handles.Context, 64, 0) as { handle: unknown }).handle;
     handles.ThreadDomain = call('allocTd', handles.Context);
@@ -79,6 +82,9 @@ const destroyers: Record<string, string> = {
   MemoryWindow: 'deallocMw',
   AddressHandle: 'destroyAh',
   AsyncEvents: 'destroyAsyncEvents',
+  DmaBuf: 'closeDmabuf',
+  FdSocket: 'closeFdSocket',
+  FdSocketEvents: 'closeFdSocketEvents',
   QueuePair: 'destroyQp',
   Counters: 'destroyCounters',
   ReceiveWorkQueue: 'destroyWq',
@@ -140,6 +146,14 @@ const kinds: Record<string, string> = {
   querySrq: 'SharedReceiveQueue',
   createSrqRecvList: 'SharedReceiveQueue',
   createAsyncEvents: 'Context',
+  mapDmabuf: 'DmaBuf',
+  syncDmabuf: 'DmaBuf',
+  acceptFdSocket: 'FdSocket',
+  sendFds: 'FdSocket',
+  receiveFds: 'FdSocket',
+  createFdSocketEvents: 'FdSocket',
+  startFdSocketEvents: 'FdSocketEvents',
+  stopFdSocketEvents: 'FdSocketEvents',
   startAsyncEvents: 'AsyncEvents',
   stopAsyncEvents: 'AsyncEvents',
   attachMcast: 'QueuePair',
@@ -228,6 +242,8 @@ describe('every function of the addon', () => {
       'detach',
       'addressOf',
       ...ofQueues,
+      ...['createUdmabuf', 'allocDmaHeap', 'duplicateDmabuf', 'dmabufOfProcess'],
+      ...['connectFdSocket', 'listenFdSocket', 'duplicateFdSocket'],
     ];
     others.push('getAddrInfo', ...cmFunctions);
     const texts = ['wcStatusStr', 'eventTypeStr', 'nodeTypeStr', 'portStateStr'];
@@ -277,6 +293,9 @@ describe('every function of the addon', () => {
           'stopChannelEvents',
           'startAsyncEvents',
           'stopAsyncEvents',
+          'acceptFdSocket',
+          'startFdSocketEvents',
+          'stopFdSocketEvents',
           'querySrq',
           'getSrqNum',
           'createXrcRecvQp',
@@ -293,7 +312,8 @@ describe('every function of the addon', () => {
       for (const value of garbage) {
         if (numbers.has(value)) continue;
         // What it takes last is true or false here too, and the callback is a function.
-        if ((name === 'createChannelEvents' || name === 'createAsyncEvents') && typeof value === 'function') continue;
+        const takesCallback = ['createChannelEvents', 'createAsyncEvents', 'createFdSocketEvents'].includes(name);
+        if (takesCallback && typeof value === 'function') continue;
         expect(
           failure(name, [handles[kind], value, value, value, value, value]),
           `${name}(handle, ${typeof value})`,

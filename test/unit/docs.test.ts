@@ -3,6 +3,7 @@ import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import ts from 'typescript';
 import { describe, expect, it } from 'vitest';
+import * as gpu from '../../lib/gpu/index.ts';
 import * as api from '../../lib/index.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
@@ -51,7 +52,11 @@ function compile(modules: Map<string, string>): string[] {
     skipLibCheck: true,
     allowImportingTsExtensions: true,
     types: ['node'],
-    paths: { 'node-rdma': [join(root, 'lib/index.ts')], 'node-rdma/vm': [join(root, 'lib/vm/index.ts')] },
+    paths: {
+      'node-rdma': [join(root, 'lib/index.ts')],
+      'node-rdma/gpu': [join(root, 'lib/gpu/index.ts')],
+      'node-rdma/vm': [join(root, 'lib/vm/index.ts')],
+    },
   };
   const host = ts.createCompilerHost(options);
   const { readFile, fileExists, getSourceFile } = host;
@@ -118,7 +123,7 @@ describe('the documents', () => {
 
   it('name every export that exists at run time', () => {
     const text = documents.map(read).join('\n');
-    const unnamed = Object.keys(api).filter((name) => !new RegExp(`\\b${name}\\b`).test(text));
+    const unnamed = Object.keys({ ...api, ...gpu }).filter((name) => !new RegExp(`\\b${name}\\b`).test(text));
     expect(unnamed).toEqual([]);
   });
 
