@@ -38,6 +38,7 @@ export { Endpoint } from './endpoint/endpoint.ts';
 export { type OperationOptions, Operations, type Received } from './endpoint/operations.ts';
 export { BufferPool, type BufferPoolOptions, type OutstandingBuffer, PoolBuffer } from './endpoint/pool.ts';
 export { Scope } from './endpoint/scope.ts';
+export { SharedMemory } from './endpoint/shared-memory.ts';
 export {
   type ConnectTcpOptions,
   connectTcp,

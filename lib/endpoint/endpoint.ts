@@ -1,9 +1,10 @@
 import { inspect } from 'node:util';
-import { abortSignal, boolean, instance, integer, readOptions, typeError, valueError } from '../args.ts';
+import { abortSignal, boolean, instance, integer, readOptions, typeError, uint32, valueError } from '../args.ts';
 import { RdmaClosedError, RdmaDeviceLostError, RdmaPeerLeftError, type WorkCompletionError } from '../errors.ts';
 import { type Inspecting, shown, word } from '../inspect.ts';
-import { QpState, SendFlags, WcFlags, WcStatus, WrOpcode } from '../native/constants.gen.ts';
-import { MemorySlice } from '../verbs/memory-region.ts';
+import { AccessFlags, QpState, SendFlags, WcFlags, WcStatus, WrOpcode } from '../native/constants.gen.ts';
+import { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
+import type { MemoryWindow } from '../verbs/memory-window.ts';
 import { QueuePair } from '../verbs/queue-pair.ts';
 import type { RecvWr } from '../verbs/recv-list.ts';
 import type { SendWr } from '../verbs/send-wr.ts';
@@ -14,6 +15,7 @@ import { type OperationOptions, Operations, type Received } from './operations.t
 import { abortable, outcomeOf } from './outcomes.ts';
 import { NOTHING, RECV, type Request, RequestQueue } from './request-queue.ts';
 import { Scope } from './scope.ts';
+import { SharedMemory, windowOf } from './shared-memory.ts';
 
 /** What an endpoint's queue pair was connected by, where that has an end. @internal */
 export interface Connection {
@@ -62,6 +64,7 @@ export class Endpoint extends Operations {
   readonly #sends: RequestQueue<SendWr>;
   readonly #recvs: RequestQueue<RecvWr>;
   readonly #loop: CompletionLoop;
+  readonly #windows = new Map<MemoryWindow, SharedMemory | undefined>();
   #privateData: Buffer;
   #connection: Connection | undefined;
   #closing: Promise<void> | undefined;
@@ -127,6 +130,40 @@ export class Endpoint extends Operations {
   }
 
   /**
+   * Lets the peer use memory until `revoke()` is called or the connection ends: by a memory window of type 2, whose key is for
+   * this connection only. (The key of `mr.remote()` is for all queue pairs of the domain, and is revoked by closing the
+   * region.)
+   *
+   * @param memory - a region or a part of one, registered with `AccessFlags.MW_BIND`, and with LOCAL_WRITE to be written to
+   * @param access - what the peer may do: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, joined with `|`
+   * @returns when the peer may use it; send it to the peer as JSON
+   * @throws RdmaError EOPNOTSUPP where the device has no windows of type 2
+   * @see ibv_alloc_mw(3), ibv_bind_mw(3)
+   */
+  async share(memory: MemoryRegion | MemorySlice, access: number): Promise<SharedMemory> {
+    const slice = memory instanceof MemoryRegion ? memory.slice() : instance(memory, 'memory', MemorySlice);
+    uint32(access, 'access');
+    if ((slice.region.access & AccessFlags.MW_BIND) === 0) {
+      throw valueError('memory: its region must be registered with AccessFlags.MW_BIND');
+    }
+    this.#requireOpen();
+    const window = windowOf(this.qp.pd);
+    this.#windows.set(window, undefined);
+    try {
+      const post = (wrId: number) => void this.qp.bindMw(window, { local: slice, access, wrId });
+      const wr: SendWr = { wrId: 0, opcode: WrOpcode.BIND_MW, sgList: slice };
+      await this.#beginAll(this.#sends, 'share', [wr], { post });
+    } catch (error) {
+      this.#windows.delete(window);
+      window.close();
+      throw error;
+    }
+    const shared = new SharedMemory(this, window, () => this.#windows.delete(window));
+    this.#windows.set(window, shared);
+    return shared;
+  }
+
+  /**
    * Ends the connection. What was sent may complete first; then what is left, and all receives, is flushed and rejects
    * with WR_FLUSH_ERR, the peer is told where the connection manager can, and the queue pair and its completion queue
    * are closed. Idempotent; bounded in time, also when the peer is dead.
@@ -169,7 +206,11 @@ export class Endpoint extends Operations {
         if (this.#loop.isPending && !qp.closed && !qp.lost) await qp.modify({ qpState: QpState.ERR });
         // A device that does not flush must not hold the caller.
         await this.#until(() => !this.#loop.isPending, FLUSH_MS);
+        // Soft-RoCE waits for the windows of a queue pair that it destroys. One in flight can only go behind it.
+        const windows = [...this.#windows.keys()];
+        for (const window of windows) if (qp.pd.inFlight(window) === 0) window.close();
         qp.close();
+        for (const window of windows) window.close();
         qp.sendCq.close();
       }
       this.#connection?.close();
@@ -270,7 +311,7 @@ export class Endpoint extends Operations {
         if (wr?.wrId !== undefined) throw valueError(`wrs[${i}].wrId: an endpoint numbers its requests itself`);
         const copy: SendWr = { ...wr, wrId: 0 };
         if (Array.isArray(wr?.sgList)) copy.sgList = [...wr.sgList];
-        copy.sendFlags = (wr?.sendFlags ?? 0) | this.#inlined(copy);
+        copy.sendFlags = (wr?.sendFlags ?? 0) | SendFlags.SIGNALED | this.#inlined(copy);
         return copy;
       });
       return this.#beginAll(this.#sends, 'batch', copies, { signal, scope }) as Promise<unknown> as Promise<void>;
@@ -314,7 +355,7 @@ export class Endpoint extends Operations {
     queue: RequestQueue<Wr>,
     name: string,
     wrs: readonly Wr[],
-    how: { signal?: unknown; scope: Scope | undefined; isUnsignaled?: boolean; post?: (wrId: number) => void },
+    how: { signal?: unknown; scope?: Scope | undefined; isUnsignaled?: boolean; post?: (wrId: number) => void },
   ): Promise<Received> {
     const signal = abortSignal(how.signal, 'options.signal');
     signal?.throwIfAborted();
@@ -359,6 +400,7 @@ export class Endpoint extends Operations {
         request.resolve(NOTHING);
         return;
       }
+      if ((wc.wcFlags & WcFlags.WITH_INV) !== 0) this.#invalidated(wc.invalidatedRkey);
       const immData = (wc.wcFlags & WcFlags.WITH_IMM) !== 0 ? wc.immData : undefined;
       request.resolve({ byteLen: wc.byteLen, immData });
       return;
@@ -366,6 +408,11 @@ export class Endpoint extends Operations {
     const error = failureOf(this.qp, request, wc, this.#end?.reason);
     if (!this.#end && !(this.#closing && status === WcStatus.WR_FLUSH_ERR)) this.#fail(error);
     request.reject(error);
+  }
+
+  // The peer has given back what was shared with it.
+  #invalidated(rkey: number): void {
+    for (const [window, shared] of this.#windows) if (window.rkey === rkey) shared?.invalidated();
   }
 }
 

@@ -111,19 +111,22 @@ describe('endpoint.batch', () => {
       remote: remote.slice(i * 32, 32),
     }));
 
-  it.each([3, 100, 300])('executes %i requests in their order with one promise and few completions', async (count) => {
-    await using ends = await Ends.connect({ a: { cap: { maxSendSge: 2 } } });
-    const { a, b, mrA, mrB, remoteB } = ends;
-    const pattern = fill(mrA.buffer, count);
-    mrB.buffer.fill(0);
-    const completions = counted(a);
-    const received = b.recv(mrB.slice(60_000, 64));
-    await a.batch([...writes(mrA, remoteB, count), { opcode: SEND, sgList: [mrA.slice(0, 5), mrA.slice(9, 1)] }]);
-    expect(completions()).toBeLessThanOrEqual(1 + count / 16);
-    expect(mrB.buffer.subarray(0, count * 32).equals(pattern.subarray(0, count * 32))).toBe(true);
-    expect(await received).toEqual({ byteLen: 6, immData: undefined });
-    await a.batch([]);
-  });
+  it.each([0, 3, 100, 300])(
+    'executes %i requests and one in their order with one promise and few completions',
+    async (count) => {
+      await using ends = await Ends.connect({ a: { cap: { maxSendSge: 2 } } });
+      const { a, b, mrA, mrB, remoteB } = ends;
+      const pattern = fill(mrA.buffer, count);
+      mrB.buffer.fill(0);
+      const completions = counted(a);
+      const received = b.recv(mrB.slice(60_000, 64));
+      await a.batch([...writes(mrA, remoteB, count), { opcode: SEND, sgList: [mrA.slice(0, 5), mrA.slice(9, 1)] }]);
+      expect(completions()).toBeLessThanOrEqual(1 + count / 16);
+      expect(mrB.buffer.subarray(0, count * 32).equals(pattern.subarray(0, count * 32))).toBe(true);
+      expect(await received).toEqual({ byteLen: 6, immData: undefined });
+      await a.batch([]);
+    },
+  );
 
   it('executes nothing when a request is wrong, whether there is room for it or not', async () => {
     await using ends = await Ends.connect({ a: shallow });
