@@ -63,7 +63,8 @@ export {
 export { flagNames } from './inspect.ts';
 export * as mlx5dv from './mlx5/index.ts';
 export * from './native/constants.gen.ts';
-export type { CmAddressInfo, QpCap } from './native/native.ts';
+export type { QpCap } from './native/native.ts';
+export type { CmAddressInfo } from './native/native-cm.ts';
 export {
   AddressHandle,
   type AhAttr,
@@ -88,6 +89,7 @@ export { Counters } from './verbs/counters.ts';
 export { type Device, getDeviceList, importDevice, isForkInitialized, openDevice } from './verbs/device.ts';
 export type { DeviceAttr, DeviceAttrEx, PortAttr, RtValues } from './verbs/device-attributes.ts';
 export { DeviceMemory } from './verbs/device-memory.ts';
+export { DeviceQueries } from './verbs/device-queries.ts';
 export { Flow } from './verbs/flow.ts';
 export type {
   FlowAttr,
@@ -114,6 +116,7 @@ export { ProtectionDomain } from './verbs/protection-domain.ts';
 export type { QpAttr, QpAttrs } from './verbs/qp-attributes.ts';
 export type { QpInitAttr } from './verbs/qp-init-attr.ts';
 export { QueuePair } from './verbs/queue-pair.ts';
+export { ReceiveQueue } from './verbs/receive-queue.ts';
 export { ReceiveWorkQueue, RwqIndTable, type WqAttr, type WqInitAttr } from './verbs/receive-work-queue.ts';
 export { RecvList, type RecvWr } from './verbs/recv-list.ts';
 export type { AllocOptions, RegDmabufMrOptions, RegMrOptions } from './verbs/registration.ts';

@@ -3,7 +3,7 @@ import { instance, integer, oneOf, readOptions, string, uint32, valueError } fro
 import { RdmaError } from '../errors.ts';
 import { connectionManager } from '../native/binding.ts';
 import { AddrInfoFlags, PortSpace, QpType } from '../native/constants.gen.ts';
-import type { CmAddressInfo, NativeAddrInfo } from '../native/native.ts';
+import type { CmAddressInfo, NativeAddrInfo } from '../native/native-cm.ts';
 import { type CmAddress, socketAddress } from './address.ts';
 
 /** What is looked for: `struct rdma_addrinfo` as hints. */

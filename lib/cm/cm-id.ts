@@ -3,7 +3,7 @@ import { abortSignal, instance, integer, oneOf, readOptions, stateError, valueEr
 import { RdmaClosedError, RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
 import { CmEventType, EventType, McJoinFlag, type PortSpace, QpState, TransportType } from '../native/constants.gen.ts';
-import type { CmAddressInfo, CmIdHandle, NativeCmId } from '../native/native.ts';
+import type { CmAddressInfo, CmIdHandle, NativeCmId } from '../native/native-cm.ts';
 import type { Context } from '../verbs/context.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import { namedAttributes, type QpAttr } from '../verbs/qp-attributes.ts';

@@ -1,6 +1,6 @@
 import { boolean, instance, integer, readOptions, typeError, valueError } from '../args.ts';
 import { PortSpace, TransportType } from '../native/constants.gen.ts';
-import type { NativeCmId, NativeConnParam } from '../native/native.ts';
+import type { NativeCmId, NativeConnParam } from '../native/native-cm.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 
 /** The parameters of a connection: `struct rdma_conn_param`. */

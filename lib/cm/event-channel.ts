@@ -2,7 +2,7 @@ import { abortSignal, oneOf, readOptions } from '../args.ts';
 import { RdmaClosedError, RdmaError } from '../errors.ts';
 import { binding, connectionManager } from '../native/binding.ts';
 import { CmEventType, PortSpace } from '../native/constants.gen.ts';
-import type { CmChannelHandle, CmEventsHandle } from '../native/native.ts';
+import type { CmChannelHandle, CmEventsHandle } from '../native/native-cm.ts';
 import { Resource } from '../verbs/resource.ts';
 import { type AddrInfo, nativeAddrInfo } from './addrinfo.ts';
 import { type CmEvent, errorOf, isFailure, readEvents } from './cm-event.ts';

@@ -2,6 +2,7 @@
 import type { RdmaError } from '../errors.ts';
 import type { QpType } from './constants.gen.ts';
 import type { Layout } from './layout.gen.ts';
+import type { CmBinding } from './native-cm.ts';
 
 /** An opaque handle: a tagged object that the addon takes back as an argument. */
 export type Handle<T extends string> = { readonly handleOf: T };
@@ -21,9 +22,6 @@ export type CountersHandle = Handle<'Counters'>;
 export type WqHandle = Handle<'ReceiveWorkQueue'>;
 export type RwqIndTableHandle = Handle<'RwqIndTable'>;
 export type XrcdHandle = Handle<'XrcDomain'>;
-export type CmChannelHandle = Handle<'EventChannel'>;
-export type CmEventsHandle = Handle<'CmEvents'>;
-export type CmIdHandle = Handle<'CmId'>;
 export type DmHandle = Handle<'DeviceMemory'>;
 export type TdHandle = Handle<'ThreadDomain'>;
 export type DmabufHandle = Handle<'DmaBuf'>;
@@ -174,51 +172,6 @@ export interface SharedList {
   list: number;
 }
 
-/** An address and a port that the connection manager knows. */
-export interface CmAddressInfo {
-  /** In text; a link-local one with its interface. */
-  address: string;
-  /** Its family. */
-  family: 'IPv4' | 'IPv6';
-  /** The port; 0 when there is none yet. */
-  port: number;
-}
-
-/** What librdmacm knows of an id. */
-export interface NativeCmId {
-  portSpace: number;
-  portNum: number;
-  device: string | null;
-  transportType: number;
-  localAddr: CmAddressInfo | null;
-  peerAddr: CmAddressInfo | null;
-}
-
-/** `struct rdma_addrinfo`. */
-export interface NativeAddrInfo {
-  flags: number;
-  qpType: number;
-  portSpace: number;
-  srcAddr: CmAddressInfo | null;
-  dstAddr: CmAddressInfo | null;
-  srcCanonname: string | null;
-  dstCanonname: string | null;
-  route: Buffer;
-  connect: Buffer;
-}
-
-/** `struct rdma_conn_param`, complete. */
-export interface NativeConnParam {
-  privateData: Uint8Array | null;
-  responderResources: number;
-  initiatorDepth: number;
-  flowControl: boolean;
-  retryCount: number;
-  rnrRetryCount: number;
-  srq: boolean;
-  qpNum: number;
-}
-
 /** Words of the doorbell (native/datapath/doorbell.h): what is asked for, and what came of it. */
 export const BELL_LIST = 0;
 export const BELL_COUNT = 1;
@@ -232,7 +185,7 @@ export const NEW_ERA = -1;
 export const QUEUE_HEAD = 0;
 export const QUEUE_TAIL = 1;
 
-export interface Binding {
+export interface Binding extends CmBinding {
   setErrorClass(type: typeof RdmaError): void;
   census(): { open: number; leaked: number };
   loadState(): { available: boolean; path: string; error: string };
@@ -435,43 +388,6 @@ export interface Binding {
   destroyWq(wq: WqHandle): void;
   createRwqIndTable(context: ContextHandle, wqs: WqHandle[]): { handle: RwqIndTableHandle; indTblNum: number };
   destroyRwqIndTable(table: RwqIndTableHandle): void;
-
-  cmLoadState(): { available: boolean; path: string; error: string };
-  createEventChannel(): CmChannelHandle;
-  destroyEventChannel(channel: CmChannelHandle): void;
-  createCmEvents(channel: CmChannelHandle, callback: (numbers: number[]) => void): CmEventsHandle;
-  startCmEvents(events: CmEventsHandle, keepsAlive: boolean): void;
-  stopCmEvents(events: CmEventsHandle): void;
-  destroyCmEvents(events: CmEventsHandle): void;
-  takeCmId(events: CmEventsHandle, number: number): CmIdHandle;
-  openCmDevices(): Promise<void>;
-  createCmId(channel: CmChannelHandle, portSpace: number): { handle: CmIdHandle; number: number };
-  destroyCmId(id: CmIdHandle): void;
-  queryCmId(id: CmIdHandle): NativeCmId;
-  bindAddr(id: CmIdHandle, address: string, port: number): void;
-  resolveAddr(
-    id: CmIdHandle,
-    dstAddress: string,
-    dstPort: number,
-    srcAddress: string | null,
-    srcPort: number,
-    timeoutMs: number,
-  ): void;
-  resolveRoute(id: CmIdHandle, timeoutMs: number): Promise<void>;
-  setCmOption(id: CmIdHandle, name: number, value: number): void;
-  migrateCmId(id: CmIdHandle, channel: CmChannelHandle): void;
-  joinMulticast(id: CmIdHandle, address: string, port: number, joinFlags: number | null, number: number): void;
-  leaveMulticast(id: CmIdHandle, address: string, port: number): void;
-  listenCmId(id: CmIdHandle, backlog: number): void;
-  connectCmId(id: CmIdHandle, param: NativeConnParam): void;
-  acceptCmId(id: CmIdHandle, param: NativeConnParam): void;
-  rejectCmId(id: CmIdHandle, privateData: Uint8Array | null): void;
-  establishCmId(id: CmIdHandle): void;
-  notifyCmId(id: CmIdHandle, eventType: number): void;
-  disconnectCmId(id: CmIdHandle): void;
-  getAddrInfo(node: string | null, service: string | null, hints: object): Promise<NativeAddrInfo[] | string>;
-  createEp(channel: CmChannelHandle, addrInfo: object): Promise<{ handle: CmIdHandle; number: number }>;
-  initQpAttr(id: CmIdHandle, qpState: number): { mask: number; attr: Record<string, unknown> };
 
   createUdmabuf(memfd: number | null, offset: number, length: number): NativeDmabuf;
   allocDmaHeap(heap: string, length: number): NativeDmabuf;

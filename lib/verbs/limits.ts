@@ -5,8 +5,8 @@
 import { RdmaError } from '../errors.ts';
 import { LinkLayer } from '../native/constants.gen.ts';
 import type { AhAttr } from './address-handle.ts';
-import type { Context } from './context.ts';
 import type { DeviceAttr } from './device-attributes.ts';
+import type { DeviceQueries } from './device-queries.ts';
 
 /** A number that was asked for: its name, its value, and the attribute of the device that limits it. */
 export type Wanted = readonly [name: string, value: number, limit: keyof DeviceAttr];
@@ -19,7 +19,7 @@ export type Wanted = readonly [name: string, value: number, limit: keyof DeviceA
  * @internal
  */
 export function withinLimits<T>(
-  context: Context,
+  context: DeviceQueries,
   wanted: readonly Wanted[],
   count: keyof DeviceAttr,
   create: () => T,
@@ -52,7 +52,7 @@ function explainLimits(device: DeviceAttr, wanted: readonly Wanted[], count: key
  *
  * @internal
  */
-export function explainAddress(context: Context, { grh, portNum = 1 }: AhAttr): string[] {
+export function explainAddress(context: DeviceQueries, { grh, portNum = 1 }: AhAttr): string[] {
   const missing = explainPort(context, portNum);
   if (missing !== undefined) return [missing];
   const reasons: string[] = [];
@@ -66,7 +66,7 @@ export function explainAddress(context: Context, { grh, portNum = 1 }: AhAttr): 
 }
 
 /** That there is no such port, in words; undefined when there is. @internal */
-export function explainPort(context: Context, portNum: number): string | undefined {
+export function explainPort(context: DeviceQueries, portNum: number): string | undefined {
   const { physPortCnt } = context.queryDevice();
   if (portNum <= physPortCnt) return undefined;
   return `there is no port ${portNum}: ${context.name} has ${physPortCnt === 1 ? 'one' : physPortCnt}`;

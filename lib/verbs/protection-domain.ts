@@ -1,4 +1,3 @@
-import { constants } from 'node:buffer';
 import { markAsUntransferable } from 'node:worker_threads';
 import {
   boolean,
@@ -27,13 +26,13 @@ import type { QpInitAttr } from './qp-init-attr.ts';
 import { QueuePair } from './queue-pair.ts';
 import {
   type AllocOptions,
+  addressArgs,
+  allocArgs,
   dmabufOptions,
   explainRegistration,
-  memoryOf,
   type RegDmabufMrOptions,
-  type Registration,
   type RegMrOptions,
-  regOptions,
+  regArgs,
 } from './registration.ts';
 import { Resource } from './resource.ts';
 import { type RssQpInitAttr, RssQueuePair } from './rss-queue-pair.ts';
@@ -97,7 +96,8 @@ export class ProtectionDomain extends Resource {
    * @see ibv_reg_mr(3)
    */
   async alloc(length: number, options: AllocOptions = {}): Promise<MemoryRegion> {
-    const { hugePages, how } = this.#allocArgs(length, options);
+    this.requireOpen();
+    const { hugePages, how } = allocArgs(length, options);
     try {
       // Counted until the region is there, so that the domain cannot be closed in between.
       const pending = binding().allocMr(this.handle, length, how.access, hugePages, how.iova);
@@ -109,7 +109,8 @@ export class ProtectionDomain extends Resource {
 
   /** As `alloc()`, but on this thread: it blocks for as long as the pages take to be pinned. */
   allocSync(length: number, options: AllocOptions = {}): MemoryRegion {
-    const { hugePages, how } = this.#allocArgs(length, options);
+    this.requireOpen();
+    const { hugePages, how } = allocArgs(length, options);
     try {
       const native = binding().allocMrSync(this.handle, length, how.access, hugePages, how.iova);
       return this.#allocated(native, length, how.access);
@@ -129,7 +130,8 @@ export class ProtectionDomain extends Resource {
    * @see ibv_reg_mr(3)
    */
   async regMr(memory: ArrayBufferView | ArrayBuffer, options: RegMrOptions = {}): Promise<MemoryRegion> {
-    const { view, how, args } = this.#regArgs(memory, options);
+    this.requireOpen();
+    const { view, how, args } = regArgs(this.handle, memory, options);
     try {
       const { length } = view;
       const pending = binding().regMr(...args);
@@ -141,7 +143,8 @@ export class ProtectionDomain extends Resource {
 
   /** As `regMr()`, but on this thread: it blocks for as long as the pages take to be pinned. */
   regMrSync(memory: ArrayBufferView | ArrayBuffer, options: RegMrOptions = {}): MemoryRegion {
-    const { view, how, args } = this.#regArgs(memory, options);
+    this.requireOpen();
+    const { view, how, args } = regArgs(this.handle, memory, options);
     try {
       return new MemoryRegion(this, binding().regMrSync(...args), how.access, { length: view.length, view });
     } catch (error) {
@@ -162,7 +165,8 @@ export class ProtectionDomain extends Resource {
    * @see ibv_reg_mr(3)
    */
   async regMrAddress(address: bigint, length: number, options: RegMrOptions = {}): Promise<MemoryRegion> {
-    const { how, args } = this.#addressArgs(address, length, options);
+    this.requireOpen();
+    const { how, args } = addressArgs(this.handle, address, length, options);
     try {
       const pending = binding().regMrAddress(...args);
       return await this.track(pending.then((native) => new MemoryRegion(this, native, how.access, { length })));
@@ -173,7 +177,8 @@ export class ProtectionDomain extends Resource {
 
   /** As `regMrAddress()`, but on this thread: it blocks for as long as the pages take to be pinned. */
   regMrAddressSync(address: bigint, length: number, options: RegMrOptions = {}): MemoryRegion {
-    const { how, args } = this.#addressArgs(address, length, options);
+    this.requireOpen();
+    const { how, args } = addressArgs(this.handle, address, length, options);
     try {
       return new MemoryRegion(this, binding().regMrAddressSync(...args), how.access, { length });
     } catch (error) {
@@ -400,36 +405,10 @@ export class ProtectionDomain extends Resource {
     return new MemoryWindow(this, oneOf(type, 'type', MwType, 'MwType'));
   }
 
-  #allocArgs(length: number, options: AllocOptions): { hugePages: boolean; how: Registration } {
-    this.requireOpen();
-    const how = regOptions(options, ['hugePages']);
-    // The longest Buffer that Node has: 4 GiB in Node 20.
-    integer(length, 'length', 1, constants.MAX_LENGTH);
-    const { hugePages = false } = options;
-    return { how, hugePages: boolean(hugePages, 'options.hugePages') };
-  }
-
   #allocated(native: NativeMr & { buffer: ArrayBuffer }, length: number, access: number): MemoryRegion {
     const { buffer } = native;
     markAsUntransferable(buffer);
     return new MemoryRegion(this, native, access, { length, view: Buffer.from(buffer), owned: buffer });
-  }
-
-  #regArgs(memory: ArrayBufferView | ArrayBuffer, options: RegMrOptions) {
-    this.requireOpen();
-    const how = regOptions(options);
-    const { buffer, view } = memoryOf(memory);
-    markAsUntransferable(buffer);
-    const args = [this.handle, buffer, view.byteOffset, view.length, how.access, how.iova] as const;
-    return { view, how, args };
-  }
-
-  #addressArgs(address: bigint, length: number, options: RegMrOptions) {
-    this.requireOpen();
-    const how = regOptions(options);
-    uint64(address, 'address');
-    integer(length, 'length', 1, Number.MAX_SAFE_INTEGER);
-    return { how, args: [this.handle, address, length, how.access, how.iova] as const };
   }
 
   /** Work requests in flight that use an object of this domain. @internal */

@@ -9,7 +9,7 @@ import { CompletionQueue } from './completion-queue.ts';
 import type { Context } from './context.ts';
 import { withinLimits } from './limits.ts';
 import { ProtectionDomain } from './protection-domain.ts';
-import { RecvList, type RecvWr } from './recv-list.ts';
+import { nextQueueId, ReceiveQueue } from './receive-queue.ts';
 import { Resource } from './resource.ts';
 import { WorkQueue } from './work-queue.ts';
 
@@ -39,13 +39,6 @@ export interface WqAttr {
   flagsMask?: number;
 }
 
-const LIST_CAPACITY = 64;
-
-// What events name the queues of this thread by.
-let lastId = 0;
-
-const collected = new FinalizationRegistry<() => void>((leave) => leave());
-
 /**
  * A receive work queue: `struct ibv_wq`: a receive queue without a queue pair. A table of them
  * ({@link RwqIndTable}) spreads what a queue pair with receive side scaling gets. Made by `context.createWq()`, in the
@@ -53,23 +46,14 @@ const collected = new FinalizationRegistry<() => void>((leave) => leave());
  *
  * @see ibv_create_wq(3)
  */
-export class ReceiveWorkQueue extends Resource {
+export class ReceiveWorkQueue extends ReceiveQueue {
   /** Its number: `qpNum` of its completions. */
   readonly wqNum: number;
-  /** The domain it belongs to. */
-  readonly pd: ProtectionDomain;
   /** Where its receives complete. */
   readonly cq: CompletionQueue;
-  /** Receives that may be outstanding: as asked for. */
-  readonly maxWr: number;
-  /** Elements of a receive: what was granted. */
-  readonly maxSge: number;
   /** @internal */
   readonly handle: WqHandle;
-  readonly #id: number;
   readonly #queue: WorkQueue;
-  readonly #recvs: RecvList;
-  readonly #leave: () => void;
   #state: WqState = WqState.RESET;
 
   /** @internal */
@@ -88,8 +72,7 @@ export class ReceiveWorkQueue extends Resource {
     uint32(createFlags, 'attr.createFlags');
     const claim = { sends: 0, recvs: maxWr, srq: null };
     cq.requireRoom(claim, 'ibv_create_wq');
-    lastId = (lastId % 0xffff_ffff) + 1;
-    const id = lastId;
+    const id = nextQueueId();
     const wanted = [
       ['attr.maxWr', maxWr, 'maxQpWr'],
       ['attr.maxSge', maxSge, 'maxSge'],
@@ -97,36 +80,28 @@ export class ReceiveWorkQueue extends Resource {
     const native = withinLimits(context, wanted, 'maxQp', () =>
       binding().createWq(pd.handle, cq.handle, maxWr, maxSge, createFlags, id),
     );
-    super([pd, cq]);
+    const queue = new WorkQueue(maxWr);
+    super({
+      parents: [pd, cq],
+      pd,
+      maxWr,
+      maxSge: native.maxSge,
+      kind: 'wq',
+      id,
+      queue,
+      verb: 'ibv_post_wq_recv',
+      createList: (...args) => binding().createWqRecvList(native.handle, ...args),
+    });
     this.handle = native.handle;
     this.wqNum = native.wqNum;
-    this.maxWr = maxWr;
-    this.maxSge = native.maxSge;
-    this.pd = pd;
     this.cq = cq;
-    this.#id = id;
-    context.events.enter('wq', id, this);
-    cq.attach(this, claim);
-    const queue = new WorkQueue(maxWr);
     this.#queue = queue;
-    this.#recvs = this.#list(Math.min(maxWr, LIST_CAPACITY));
-    const { queues } = pd;
-    queues.add(queue);
-    this.#leave = () => {
-      queue.close();
-      queues.delete(queue);
-    };
-    collected.register(this, this.#leave, this.#leave);
+    cq.attach(this, claim);
   }
 
   /** The state that the last `modify()` left it in. The device may have moved it to ERR since: there is an event then. */
   get state(): WqState {
     return this.#state;
-  }
-
-  /** Receives in flight: posted and not completed. */
-  get recvsInFlight(): number {
-    return this.#queue.length;
   }
 
   /**
@@ -167,35 +142,6 @@ export class ReceiveWorkQueue extends Resource {
     if (wqState === WqState.RESET) this.#queue.clear();
   }
 
-  /**
-   * Posts receives, in their order, in the states RDY and ERR. The memory they use is held until their completion was
-   * polled.
-   *
-   * @param wrs - one, or a list
-   * @throws as `qp.postRecv()`
-   * @see ibv_post_wq_recv(3)
-   */
-  postRecv(wrs: RecvWr | readonly RecvWr[]): void {
-    if (!Array.isArray(wrs)) this.#recvs.postOne(wrs as RecvWr);
-    else if (wrs.length > 0) this.#recvs.postAll(wrs);
-    else this.requireOpen();
-  }
-
-  /** Prepares a list of receives, of at most `maxWr`. */
-  prepareRecv(wrs: RecvWr | readonly RecvWr[]): RecvList {
-    this.requireOpen();
-    const requests = Array.isArray(wrs) ? (wrs as readonly RecvWr[]) : [wrs as RecvWr];
-    integer(requests.length, 'wrs.length', 1, this.maxWr);
-    const list = this.#list(requests.length);
-    requests.forEach((wr, i) => list.encode(i, wr, i));
-    return list;
-  }
-
-  #list(length: number): RecvList {
-    const shared = binding().createWqRecvList(this.handle, length, this.maxSge, this.#queue.id);
-    return new RecvList(this, this.#queue, shared, length, this.maxSge, 'ibv_post_wq_recv', 0);
-  }
-
   /** @internal */
   refuse(verb: string): never {
     this.requireOpen();
@@ -220,15 +166,9 @@ export class ReceiveWorkQueue extends Resource {
 
   protected readonly destroyVerb = 'ibv_destroy_wq';
 
-  protected override onLost(): void {
-    this.#queue.postable = false;
-  }
-
   protected destroy(): void {
     binding().destroyWq(this.handle);
-    collected.unregister(this.#leave);
-    this.#leave();
-    this.pd.context.events.leave('wq', this.#id);
+    this.destroyed();
     this.cq.detach(this);
   }
 }

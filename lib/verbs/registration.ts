@@ -1,7 +1,10 @@
+import { constants } from 'node:buffer';
 import { readFileSync } from 'node:fs';
-import { integer, rangeError, readOptions, typeError, uint32, uint64, valueError } from '../args.ts';
+import { markAsUntransferable } from 'node:worker_threads';
+import { boolean, integer, rangeError, readOptions, typeError, uint32, uint64, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
+import type { PdHandle } from '../native/native.ts';
 import type { Context } from './context.ts';
 
 /** How memory is registered. */
@@ -48,6 +51,31 @@ export function regOptions(options: AllocOptions, others: readonly string[] = []
   if ((access & AccessFlags.ZERO_BASED) === 0) return { access, iova };
   if (iova !== undefined && iova !== 0n) throw valueError('options.iova must be 0n, or missing, with ZERO_BASED');
   return { access, iova: 0n };
+}
+
+/** What `pd.alloc()` is called with. @internal */
+export function allocArgs(length: number, options: AllocOptions): { hugePages: boolean; how: Registration } {
+  const how = regOptions(options, ['hugePages']);
+  // The longest Buffer that Node has: 4 GiB in Node 20.
+  integer(length, 'length', 1, constants.MAX_LENGTH);
+  const { hugePages = false } = options;
+  return { how, hugePages: boolean(hugePages, 'options.hugePages') };
+}
+
+/** What `pd.regMr()` is called with; the memory is marked as not transferable. @internal */
+export function regArgs(pd: PdHandle, memory: ArrayBufferView | ArrayBuffer, options: RegMrOptions) {
+  const how = regOptions(options);
+  const { buffer, view } = memoryOf(memory);
+  markAsUntransferable(buffer);
+  return { view, how, args: [pd, buffer, view.byteOffset, view.length, how.access, how.iova] as const };
+}
+
+/** What `pd.regMrAddress()` is called with. @internal */
+export function addressArgs(pd: PdHandle, address: bigint, length: number, options: RegMrOptions) {
+  const how = regOptions(options);
+  uint64(address, 'address');
+  integer(length, 'length', 1, Number.MAX_SAFE_INTEGER);
+  return { how, args: [pd, address, length, how.access, how.iova] as const };
 }
 
 /** @internal */

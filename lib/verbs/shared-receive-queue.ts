@@ -6,8 +6,8 @@ import { CompletionQueue } from './completion-queue.ts';
 import type { Context } from './context.ts';
 import { withinLimits } from './limits.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
-import { RecvList, type RecvWr } from './recv-list.ts';
-import { Resource } from './resource.ts';
+import { nextQueueId, ReceiveQueue } from './receive-queue.ts';
+import type { Resource } from './resource.ts';
 import { SharedWorkQueue } from './work-queue.ts';
 import { XrcDomain } from './xrc-domain.ts';
 
@@ -41,26 +41,13 @@ export interface SrqAttr {
   srqLimit: number;
 }
 
-const LIST_CAPACITY = 64;
-
-// What events name the queues of this thread by.
-let lastId = 0;
-
-const collected = new FinalizationRegistry<() => void>((leave) => leave());
-
 /**
  * A shared receive queue: `struct ibv_srq`: receives that several queue pairs take from. They complete in the queues of
  * the queue pair that took them, in any order. Made by `pd.createSrq()`.
  *
  * @see ibv_create_srq(3), ibv_post_srq_recv(3)
  */
-export class SharedReceiveQueue extends Resource {
-  /** The domain it belongs to. */
-  readonly pd: ProtectionDomain;
-  /** Receives that may be outstanding: as asked for. `query()` has what the provider granted, which may be more. */
-  readonly maxWr: number;
-  /** Elements of a receive: what was granted. */
-  readonly maxSge: number;
+export class SharedReceiveQueue extends ReceiveQueue {
   /** Its kind. */
   readonly srqType: SrqType;
   /** XRC: its domain; else null. */
@@ -69,10 +56,6 @@ export class SharedReceiveQueue extends Resource {
   readonly cq: CompletionQueue | null;
   /** @internal */
   readonly handle: SrqHandle;
-  readonly #id: number;
-  readonly #queue: SharedWorkQueue;
-  readonly #recvs: RecvList;
-  readonly #leave: () => void;
 
   /** @internal */
   constructor(pd: ProtectionDomain, attr: SrqInitAttr) {
@@ -89,8 +72,7 @@ export class SharedReceiveQueue extends Resource {
     // Of a queue with completions of its own.
     const claim = { sends: 0, recvs: maxWr, srq: null };
     cq?.requireRoom(claim, 'ibv_create_srq_ex');
-    lastId = (lastId % 0xffff_ffff) + 1;
-    const id = lastId;
+    const id = nextQueueId();
     const wanted = [
       ['attr.maxWr', maxWr, 'maxSrqWr'],
       ['attr.maxSge', maxSge, 'maxSrqSge'],
@@ -99,28 +81,23 @@ export class SharedReceiveQueue extends Resource {
     const native = withinLimits(pd.context, wanted, 'maxSrq', () =>
       binding().createSrq(pd.handle, ...handles, { srqType, maxWr, maxSge, maxNumTags, maxOps, id }),
     );
-    super([pd, ...(xrcd ? [xrcd] : []), ...(cq ? [cq] : [])]);
+    super({
+      parents: [pd, ...(xrcd ? [xrcd] : []), ...(cq ? [cq] : [])],
+      pd,
+      maxWr,
+      maxSge: native.maxSge,
+      kind: 'srq',
+      id,
+      queue: new SharedWorkQueue(maxWr),
+      verb: 'ibv_post_srq_recv',
+      createList: (...args) => binding().createSrqRecvList(native.handle, ...args),
+    });
     this.srqType = srqType;
     this.xrcd = xrcd ?? null;
     this.cq = cq ?? null;
+    this.handle = native.handle;
     // What comes there is of this queue: it must not be collected before.
     cq?.attach(this, claim);
-    this.pd = pd.root;
-    this.#id = id;
-    pd.context.events.enter('srq', id, this);
-    this.handle = native.handle;
-    this.maxWr = maxWr;
-    this.maxSge = native.maxSge;
-    const queue = new SharedWorkQueue(maxWr);
-    this.#queue = queue;
-    this.#recvs = this.#list(Math.min(maxWr, LIST_CAPACITY));
-    const { queues } = pd.root;
-    queues.add(queue);
-    this.#leave = () => {
-      queue.close();
-      queues.delete(queue);
-    };
-    collected.register(this, this.#leave, this.#leave);
   }
 
   /**
@@ -132,11 +109,6 @@ export class SharedReceiveQueue extends Resource {
   get srqNum(): number {
     this.requireOpen();
     return binding().getSrqNum(this.handle);
-  }
-
-  /** Receives in flight: posted and not completed. */
-  get recvsInFlight(): number {
-    return this.#queue.length;
   }
 
   /**
@@ -161,33 +133,6 @@ export class SharedReceiveQueue extends Resource {
     return binding().querySrq(this.handle);
   }
 
-  /**
-   * Posts receives, in their order. The memory they use is held until their completion was polled.
-   *
-   * @param wrs - one, or a list
-   * @throws as `qp.postRecv()`
-   */
-  postRecv(wrs: RecvWr | readonly RecvWr[]): void {
-    if (!Array.isArray(wrs)) this.#recvs.postOne(wrs as RecvWr);
-    else if (wrs.length > 0) this.#recvs.postAll(wrs);
-    else this.requireOpen();
-  }
-
-  /** Prepares a list of receives, of at most `maxWr`. */
-  prepareRecv(wrs: RecvWr | readonly RecvWr[]): RecvList {
-    this.requireOpen();
-    const requests = Array.isArray(wrs) ? (wrs as readonly RecvWr[]) : [wrs as RecvWr];
-    integer(requests.length, 'wrs.length', 1, this.maxWr);
-    const list = this.#list(requests.length);
-    requests.forEach((wr, i) => list.encode(i, wr, i));
-    return list;
-  }
-
-  #list(length: number): RecvList {
-    const shared = binding().createSrqRecvList(this.handle, length, this.maxSge, this.#queue.id);
-    return new RecvList(this, this.#queue, shared, length, this.maxSge, 'ibv_post_srq_recv', 0);
-  }
-
   /** @internal */
   refuse(): never {
     this.requireOpen();
@@ -207,16 +152,10 @@ export class SharedReceiveQueue extends Resource {
 
   protected readonly destroyVerb = 'ibv_destroy_srq';
 
-  protected override onLost(): void {
-    this.#queue.postable = false;
-  }
-
   protected destroy(): void {
     binding().destroySrq(this.handle);
-    this.pd.context.events.leave('srq', this.#id);
     this.cq?.detach(this);
-    collected.unregister(this.#leave);
-    this.#leave();
+    this.destroyed();
   }
 }
 

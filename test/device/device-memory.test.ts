@@ -11,29 +11,21 @@ import {
   WcStatus,
   WrOpcode,
 } from '../../lib/index.ts';
-import { ALL_ACCESS, completion, deviceA, deviceB, expectNoLeaks, fill, isRxe, Pair, thrown } from './fixture.ts';
+import {
+  ALL_ACCESS,
+  completion,
+  deviceA,
+  deviceB,
+  exerciseRegion,
+  expectNoLeaks,
+  fill,
+  isRxe,
+  Pair,
+  thrown,
+  unsupported,
+} from './fixture.ts';
 
 expectNoLeaks();
-
-/** What the provider of Soft-RoCE answers to what it has no function for. */
-const unsupported = (syscall: string) => ({ name: 'RdmaError', code: 'EOPNOTSUPP', errno: -95, syscall });
-
-/** Writes, reads and an atomic by way of a token of b's region, whose bytes `read` shows. */
-async function exercise(pair: Pair, theirs: MemoryRegion, read: () => Buffer): Promise<void> {
-  const { a } = pair;
-  const remote = new RemoteRegion(JSON.parse(JSON.stringify(theirs.remote())));
-  const sent = fill(a.mr.buffer.subarray(0, 1024), 9);
-  a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 1024), remote: remote.slice(64, 1024) });
-  expect(await completion(a.cq, 'the write')).toMatchObject({ status: WcStatus.SUCCESS });
-  expect(read().subarray(64, 1088).equals(sent)).toBe(true);
-  a.qp.postSend({ opcode: WrOpcode.RDMA_READ, sgList: a.mr.slice(2048, 1024), remote: remote.slice(64, 1024) });
-  expect(await completion(a.cq, 'the read')).toMatchObject({ status: WcStatus.SUCCESS });
-  expect(a.mr.buffer.subarray(2048, 3072).equals(sent)).toBe(true);
-  const [sgList, target] = [a.mr.slice(4096, 8), remote.slice(64, 8)];
-  a.qp.postSend({ opcode: WrOpcode.ATOMIC_FETCH_AND_ADD, sgList, remote: target, compareAdd: 5n });
-  expect(await completion(a.cq, 'the atomic')).toMatchObject({ status: WcStatus.SUCCESS });
-  expect(read().readBigUInt64LE(64)).toBe(BigInt.asUintN(64, sent.readBigUInt64LE(0) + 5n));
-}
 
 describe('context.allocDm', () => {
   it('allocates memory that peers reach, and this process copies to and from', async () => {
@@ -54,7 +46,7 @@ describe('context.allocDm', () => {
       dm.memcpyFrom(copy, 64);
       return copy;
     };
-    await exercise(pair, mr, read);
+    await exerciseRegion(pair, mr, read);
     // What lies beside the region is as it was.
     const all = Buffer.alloc(8192);
     dm.memcpyFrom(all, 0);
@@ -188,7 +180,7 @@ describe.each(ways)('pd.%s', (_name, register) => {
       closeSync(fd);
       const mr = await pending;
       expect([mr.addr, mr.length, mr.hasBuffer]).toEqual([addr, options.length, false]);
-      await exercise(pair, mr, () => exported.read(options.offset ?? 0, options.length));
+      await exerciseRegion(pair, mr, () => exported.read(options.offset ?? 0, options.length));
       // What the exporter writes is read.
       writeSync(exported.fd, 'from the exporter', (options.offset ?? 0) + 7000);
       const { a } = pair;

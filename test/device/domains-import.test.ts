@@ -16,12 +16,10 @@ import {
   openSide,
   Pair,
   thrown,
+  unsupported,
 } from './fixture.ts';
 
 expectNoLeaks();
-
-/** What the provider of Soft-RoCE answers to what it has no function for. */
-const unsupported = (syscall: string) => ({ name: 'RdmaError', code: 'EOPNOTSUPP', errno: -95, syscall });
 
 describe('pd.allocParentDomain', () => {
   it.each([true, false])('makes a domain for everything (with a thread domain: %s)', async (isThreaded) => {

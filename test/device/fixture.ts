@@ -14,7 +14,9 @@ import {
   type QueuePair,
   RemoteRegion,
   SendOpsFlags,
+  WcStatus,
   type WorkCompletion,
+  WrOpcode,
   wcStatusName,
 } from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
@@ -246,6 +248,27 @@ export function thrown(call: () => unknown): Error & { code?: string; syscall?: 
     return error as Error;
   }
   throw new Error('it did not throw');
+}
+
+/** What the provider of Soft-RoCE answers to what it has no function for. */
+export const unsupported = (syscall: string) => ({ name: 'RdmaError', code: 'EOPNOTSUPP', errno: -95, syscall });
+
+/** Writes, reads and an atomic by way of a token of b's region, whose bytes `read` shows; both ends' bytes are checked. */
+export async function exerciseRegion(pair: Pair, theirs: MemoryRegion, read: () => Buffer): Promise<void> {
+  const { a } = pair;
+  const remote = new RemoteRegion(JSON.parse(JSON.stringify(theirs.remote())));
+  const sent = fill(a.mr.buffer.subarray(0, 1024), 9);
+  a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 1024), remote: remote.slice(64, 1024) });
+  expect(await completion(a.cq, 'the write')).toMatchObject({ status: WcStatus.SUCCESS });
+  expect(read().subarray(64, 1088).equals(sent)).toBe(true);
+  a.qp.postSend({ opcode: WrOpcode.RDMA_READ, sgList: a.mr.slice(2048, 1024), remote: remote.slice(64, 1024) });
+  expect(await completion(a.cq, 'the read')).toMatchObject({ status: WcStatus.SUCCESS });
+  expect(a.mr.buffer.subarray(2048, 3072).equals(sent)).toBe(true);
+  const atomic = { opcode: WrOpcode.ATOMIC_FETCH_AND_ADD, sgList: a.mr.slice(4096, 8), remote: remote.slice(64, 8) };
+  a.qp.postSend({ ...atomic, compareAdd: 5n });
+  expect(await completion(a.cq, 'the atomic')).toMatchObject({ status: WcStatus.SUCCESS });
+  expect(a.mr.buffer.subarray(4096, 4104).equals(sent.subarray(0, 8))).toBe(true);
+  expect(read().readBigUInt64LE(64)).toBe(BigInt.asUintN(64, sent.readBigUInt64LE(0) + 5n));
 }
 
 /** Fills memory with a pattern that differs from page to page and from seed to seed, and returns a copy. */

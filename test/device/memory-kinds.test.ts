@@ -12,30 +12,21 @@ import {
   WcStatus,
   WrOpcode,
 } from '../../lib/index.ts';
-import { ALL_ACCESS, collect, completion, completions, expectNoLeaks, fill, isRxe, Pair, thrown } from './fixture.ts';
+import {
+  ALL_ACCESS,
+  collect,
+  completion,
+  completions,
+  exerciseRegion,
+  expectNoLeaks,
+  fill,
+  isRxe,
+  Pair,
+  thrown,
+  unsupported,
+} from './fixture.ts';
 
 expectNoLeaks();
-
-/** What the provider of Soft-RoCE answers to what it has no function for. */
-const unsupported = (syscall: string) => ({ name: 'RdmaError', code: 'EOPNOTSUPP', errno: -95, syscall });
-
-/** Each operation once, between the memory of b at an offset and the memory of a; bytes are checked. */
-async function exercise(pair: Pair, theirs: MemoryRegion, read: () => Buffer): Promise<void> {
-  const { a } = pair;
-  const remote = new RemoteRegion(JSON.parse(JSON.stringify(theirs.remote())));
-  const sent = fill(a.mr.buffer.subarray(0, 1024), 9);
-  a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 1024), remote: remote.slice(64, 1024) });
-  expect(await completion(a.cq, 'the write')).toMatchObject({ status: WcStatus.SUCCESS });
-  expect(read().subarray(64, 1088).equals(sent)).toBe(true);
-  a.qp.postSend({ opcode: WrOpcode.RDMA_READ, sgList: a.mr.slice(2048, 1024), remote: remote.slice(64, 1024) });
-  expect(await completion(a.cq, 'the read')).toMatchObject({ status: WcStatus.SUCCESS });
-  expect(a.mr.buffer.subarray(2048, 3072).equals(sent)).toBe(true);
-  const atomic = { opcode: WrOpcode.ATOMIC_FETCH_AND_ADD, sgList: a.mr.slice(4096, 8), remote: remote.slice(64, 8) };
-  a.qp.postSend({ ...atomic, compareAdd: 5n });
-  expect(await completion(a.cq, 'the atomic')).toMatchObject({ status: WcStatus.SUCCESS });
-  expect(a.mr.buffer.subarray(4096, 4104).equals(sent.subarray(0, 8))).toBe(true);
-  expect(read().readBigUInt64LE(64)).toBe(BigInt.asUintN(64, sent.readBigUInt64LE(0) + 5n));
-}
 
 describe('iova', () => {
   it.each([0x1000n, 0x7fff_ffff_f000n, 0xffff_ffff_ffff_0000n - 0x4000n])('names the first byte 0x%s', async (iova) => {
@@ -43,7 +34,7 @@ describe('iova', () => {
     const { b } = pair;
     using mr = await b.pd.alloc(8192, { access: ALL_ACCESS, iova });
     expect(mr.addr).toBe(iova);
-    await exercise(pair, mr, () => mr.buffer);
+    await exerciseRegion(pair, mr, () => mr.buffer);
     // For local requests too.
     mr.buffer.write('named by another address', 100);
     b.qp.postSend({
@@ -107,7 +98,7 @@ describe('ZERO_BASED', () => {
     }
     using mr = await b.pd.alloc(8192, { access });
     expect([mr.addr, mr.remote().addr]).toEqual([0n, '0x0']);
-    await exercise(pair, mr, () => mr.buffer);
+    await exerciseRegion(pair, mr, () => mr.buffer);
   });
 
   it('takes no other iova', async () => {
@@ -134,7 +125,7 @@ describe.each(byAddress)('pd.%s', (_name, register) => {
     // Memory whose address is known here: that of another region.
     using mr = await register(b.pd, b.mr.addr + 1000n, 4096, { access: ALL_ACCESS });
     expect([mr.addr, mr.length, mr.hasBuffer]).toEqual([b.mr.addr + 1000n, 4096, false]);
-    await exercise(pair, mr, () => b.mr.buffer.subarray(1000));
+    await exerciseRegion(pair, mr, () => b.mr.buffer.subarray(1000));
   });
 
   it('has no buffer, cannot be registered anew, and is held as others are', async () => {
@@ -232,7 +223,7 @@ describe('on-demand memory', () => {
       return;
     }
     using mr = await b.pd.alloc(8192, { access });
-    await exercise(pair, mr, () => mr.buffer);
+    await exerciseRegion(pair, mr, () => mr.buffer);
   });
 
   it('may be announced with pd.adviseMr', async () => {
