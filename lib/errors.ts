@@ -181,6 +181,27 @@ export class RdmaPeerLeftError extends Error {
   }
 }
 
+/**
+ * A peer of `Messages`, or of what is built on it, does not keep to the protocol: it is of another version, broken,
+ * or hostile. The connection is closed. `code` is `'ERR_RDMA_PROTOCOL'`.
+ */
+export class RdmaProtocolError extends Error {
+  /** Always `'ERR_RDMA_PROTOCOL'`. */
+  readonly code = 'ERR_RDMA_PROTOCOL';
+  /**
+   * What is wrong: `HELLO`, `VERSION` or `KIND` of its first frame; a malformed `FRAME`, one that is out of `ORDER`, a
+   * message of a `LENGTH` that is not taken, more than it had `CREDITS` for, or memory that gives no `ACCESS`.
+   */
+  readonly reason: 'HELLO' | 'VERSION' | 'KIND' | 'FRAME' | 'ORDER' | 'LENGTH' | 'CREDITS' | 'ACCESS';
+
+  /** @param detail - what the peer did, in words */
+  constructor(reason: RdmaProtocolError['reason'], detail: string, options?: ErrorOptions) {
+    super(`The peer does not keep to the protocol of messages: ${detail}`, options);
+    this.name = 'RdmaProtocolError';
+    this.reason = reason;
+  }
+}
+
 /** A work request was executed and failed. Thrown by helpers that promise success; `cq.poll()` returns it as data. */
 export class WorkCompletionError extends Error {
   /** How it ended: one of `WcStatus`. */

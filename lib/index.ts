@@ -35,10 +35,14 @@ export {
   encodeConnectionInfo,
 } from './endpoint/connect.ts';
 export { Endpoint } from './endpoint/endpoint.ts';
+export { type MessageEndpoint, type MessageEndpointOptions, messageEndpoint } from './endpoint/message-memory.ts';
+export { Message, type Place } from './endpoint/message-receiver.ts';
+export { Messages, type MessagesOptions } from './endpoint/messages.ts';
 export { type OperationOptions, Operations, type Received } from './endpoint/operations.ts';
 export { BufferPool, type BufferPoolOptions, type OutstandingBuffer, PoolBuffer } from './endpoint/pool.ts';
 export { Scope } from './endpoint/scope.ts';
 export { SharedMemory } from './endpoint/shared-memory.ts';
+export { RdmaSocket, type RdmaSocketOptions } from './endpoint/stream.ts';
 export {
   type ConnectTcpOptions,
   connectTcp,
@@ -57,6 +61,7 @@ export {
   RdmaDeviceLostError,
   RdmaError,
   RdmaPeerLeftError,
+  RdmaProtocolError,
   RdmaUnavailableError,
   WorkCompletionError,
 } from './errors.ts';

@@ -29,7 +29,7 @@ export interface CmEndpointOptions {
    * Receives to post before the peer can send. Their promises are in `endpoint.recvs`, in the same order, and later calls
    * of `endpoint.recv()` come behind them.
    */
-  recvs?: () => readonly MemorySlice[];
+  recvs?: (endpoint: Endpoint) => readonly MemorySlice[];
   /** RDMA reads and atomics of the peer to be answered at once. Default: as many as the device can. */
   responderResources?: number;
   /** RDMA reads and atomics to have under way at once. Default: as many as both devices can. */
@@ -281,7 +281,7 @@ export class ConnectionRequest {
 interface Prepared {
   pd: ProtectionDomain;
   cap: Partial<QpCap>;
-  recvs: (() => readonly MemorySlice[]) | undefined;
+  recvs: ((endpoint: Endpoint) => readonly MemorySlice[]) | undefined;
   minRnrTimer: number;
   timeoutMs: number;
   how: { maxWaiting?: number };
@@ -344,7 +344,7 @@ async function join(id: CmId, prepared: Prepared, step: () => Promise<Buffer>): 
     return said;
   };
   try {
-    endpoint.postInitial(recvs?.() ?? []);
+    endpoint.postInitial(recvs?.(endpoint) ?? []);
     const privateData = await step();
     // The connection manager's own is 0: 655 ms.
     await qp.modify({ qpState: QpState.RTS, minRnrTimer });

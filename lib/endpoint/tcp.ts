@@ -39,7 +39,7 @@ export interface EndpointOptions extends ConnectOptions {
    * Receives to post before the peer can send: called for each connection. Their promises are in `endpoint.recvs`, in the
    * same order, and later calls of `endpoint.recv()` come behind them.
    */
-  recvs?: () => readonly MemorySlice[];
+  recvs?: (endpoint: Endpoint) => readonly MemorySlice[];
   /** Milliseconds that the exchange may take. Default 10,000. */
   timeoutMs?: number;
   /** Operations that may wait for their turn when the queue is full, in each direction. Default 16,384. */
@@ -211,7 +211,7 @@ interface Prepared {
   cap: Partial<QpCap>;
   privateData: Buffer;
   timeoutMs: number;
-  recvs: (() => readonly MemorySlice[]) | undefined;
+  recvs: ((endpoint: Endpoint) => readonly MemorySlice[]) | undefined;
   how: { maxWaiting?: number };
   connect: ConnectOptions;
 }
@@ -266,7 +266,7 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
     const endpoint = new Endpoint(qp, Buffer.from(received.subarray(INFO_LENGTH)), how);
     await connectQueuePair(qp, local, remote, {
       ...connect,
-      beforeRtr: () => endpoint.postInitial(recvs?.() ?? []),
+      beforeRtr: () => endpoint.postInitial(recvs?.(endpoint) ?? []),
     });
     socket.write(Buffer.of(READY));
     if ((await bytes.read(1))[0] !== READY) throw valueError('The peer does not say that it is ready');
