@@ -8,7 +8,6 @@ import { deviceA, deviceB, isRxe } from './fixture.ts';
 // Each start of node takes seconds in an emulated VM: there, only what another driver may do otherwise.
 const itFast = it.runIf(!isRxe);
 
-// The others start several programs, on a machine that is emulated and may be busy.
 const slow = { timeout: isRxe ? 300_000 : 60_000 };
 
 const theirs = (program: string, ...args: string[]) =>
@@ -102,22 +101,62 @@ describe('node-rdma gids', () => {
   });
 });
 
-describe('node-rdma capture', () => {
-  // The software device has no wire.
-  it.runIf(isRxe)('shows what Soft-RoCE puts on the wire', slow, async () => {
+// The software device has no wire, and counts nothing.
+describe.runIf(isRxe)('node-rdma on a wire', () => {
+  it('captures what Soft-RoCE sends, and shows the counters of rdma statistic', { timeout: 300_000 }, async () => {
+    const { ibdevPath } = getDeviceList().find(({ name }) => name === deviceA)!;
+    const read = (name: string) => Number(readFileSync(`${ibdevPath}/ports/1/hw_counters/${name}`, 'utf8'));
+    const before = { sends: read('rdma_sends'), packets: read('sent_pkts') };
     const capture = start(['capture', 'v0', '--json', '--count', '20']);
     while (!capture.stderr.includes('listening')) await new Promise((resolve) => setTimeout(resolve, 20));
     const server = start([], { shell: `ibv_rc_pingpong -d ${deviceB} -g 1 -n 20 -s 64` });
+    // It is refused until the server listens.
     const client = start([], {
-      shell: `until ibv_rc_pingpong -d ${deviceA} -g 1 -n 20 -s 64 127.0.0.1 2>/dev/null; do sleep 0.2; done`,
+      shell: `for i in $(seq 100); do ibv_rc_pingpong -d ${deviceA} -g 1 -n 20 -s 64 127.0.0.1 && exit; sleep 0.2; done; exit 9`,
     });
+    expect([(await client.ended).code, (await server.ended).code]).toEqual([0, 0]);
+
     const { code, stdout } = await capture.ended;
-    expect([code, (await client.ended).code, (await server.ended).code]).toEqual([0, 0, 0]);
+    expect(code).toBe(0);
     const packets = jsonLines(stdout).filter(({ type }) => type === 'packet');
     expect(packets).toHaveLength(20);
     for (const { opcode, icrcOk } of packets) {
       expect(opcode).toMatch(/^RC_(SEND_ONLY|ACKNOWLEDGE)$/);
       expect(icrcOk).toBe(true);
+    }
+
+    const [{ counters }] = JSON.parse((await command(['counters', deviceA, '--json'])).stdout);
+    const own = (counters as { source: string; name: string; value: string }[]).filter(({ source }) => source === 'hw');
+    const values = Object.fromEntries(own.map(({ name, value }) => [name, Number(value)]));
+    const shown = execFileSync('rdma', ['-j', 'statistic', 'show', 'link', `${deviceA}/1`], { encoding: 'utf8' });
+    const [{ ifname, port, ...listed }] = JSON.parse(shown);
+    expect([ifname, port]).toEqual([deviceA, 1]);
+    expect(values).toEqual(listed);
+    expect(values.rdma_sends! - before.sends).toBeGreaterThanOrEqual(20);
+    expect(values.sent_pkts! - before.packets).toBeGreaterThanOrEqual(40);
+  });
+
+  it('adds a device to an interface, finds nothing wrong, and removes it', slow, async () => {
+    const ip = (...args: string[]) => execFileSync('ip', args, { encoding: 'utf8' });
+    const links = () => JSON.parse(execFileSync('rdma', ['-j', 'link'], { encoding: 'utf8' })) as { ifname: string }[];
+    ip('link', 'add', 'soft0', 'type', 'dummy');
+    try {
+      ip('address', 'add', '10.79.0.1/24', 'dev', 'soft0');
+      ip('link', 'set', 'soft0', 'up');
+      const { code, stdout } = await command(['softroce', 'add', 'soft0', '--json']);
+      expect([code, JSON.parse(stdout)]).toEqual([0, { name: 'rxe2', netdev: 'soft0', state: 'ACTIVE' }]);
+      expect(links().map(({ ifname }) => ifname)).toEqual(['rxe0', 'rxe1', 'rxe2']);
+      const doctor = await command(['doctor', '--json']);
+      expect(doctor.code).toBe(0);
+      const { findings } = JSON.parse(doctor.stdout) as { findings: { name: string; level: string; detail: string }[] };
+      const of = (name: string) => findings.find((finding) => finding.name === name);
+      expect(of('rxe2/1 link')).toMatchObject({ level: 'ok', detail: 'ACTIVE, Ethernet' });
+      expect(of('rxe2/1 GIDs')).toMatchObject({ level: 'ok', detail: expect.stringContaining('::ffff:10.79.0.1') });
+      expect(of('rxe0/1 GIDs')).toMatchObject({ level: 'ok' });
+      expect(await command(['softroce', 'remove', 'soft0'])).toMatchObject({ code: 0 });
+      expect(links().map(({ ifname }) => ifname)).toEqual(['rxe0', 'rxe1']);
+    } finally {
+      ip('link', 'del', 'soft0');
     }
   });
 });

@@ -1,4 +1,4 @@
-/** Ping-pong and measurements between the two devices, both sides in this process. */
+/** Ping-pong and measurements between the two devices, both sides in this process; on Soft-RoCE with foreign sides too. */
 import { describe, expect, it } from 'vitest';
 import { type Bandwidth, type Latency, latencyOf } from '../../lib/perf/measure.ts';
 import { type PerfClientOptions, type PerfTest, perfTests, runPerfClient, runPerfServer } from '../../lib/perf/perf.ts';
@@ -10,10 +10,7 @@ expectNoLeaks();
 
 const signal = () => AbortSignal.timeout(DEADLINE_MS);
 
-// Not tried on Soft-RoCE yet.
-const describeHere = describe.runIf(!isRxe);
-
-describeHere('pingpong', () => {
+describe('pingpong', () => {
   /** A game between both devices; the client starts when the server listens. */
   async function play(more: Partial<PingpongOptions>, port: number) {
     const options: PingpongOptions = {
@@ -58,9 +55,49 @@ describeHere('pingpong', () => {
     const abort = new AbortController();
     await expect(play({ signal: abort.signal, onLocal: () => abort.abort() } as never, 18532)).rejects.toThrow();
   });
+
+  it.runIf(isRxe).each([
+    ['rc', 'server'],
+    ['rc', 'client'],
+    ['uc', 'server'],
+    ['uc', 'client'],
+    ['ud', 'server'],
+    ['ud', 'client'],
+  ] as const)('plays %s with the program of rdma-core as the %s', { timeout: 300_000 }, async (transport, theirs) => {
+    const own = {
+      ...{ transport, device: deviceA, port: 18533, portNum: 1, size: 1024, mtu: 1024, rxDepth: 100, iters: 30, sl: 0 },
+      ...{ gidIndex: undefined, events: false, check: false, signal: AbortSignal.timeout(250_000) },
+    };
+    const program = `ibv_${transport}_pingpong -d ${deviceB} -g 1 -p 18533 -n 30 -s 1024 -r 100`;
+    if (theirs === 'client') {
+      let other: Promise<{ code: number | null; stdout: string }> | undefined;
+      await pingpong({
+        ...own,
+        host: undefined,
+        onLocal: () => {
+          other = start([], { shell: `${program} 127.0.0.1` }).ended;
+        },
+      });
+      expect(await other).toMatchObject({ code: 0, stdout: expect.stringContaining('30 iters in') });
+      return;
+    }
+    const server = start([], { shell: program });
+    const deadline = performance.now() + 100_000;
+    for (;;) {
+      try {
+        expect(await pingpong({ ...own, host: '127.0.0.1', onLocal: () => {} })).toMatchObject({ iters: 30 });
+        break;
+      } catch (error) {
+        // It does not listen yet.
+        if ((error as NodeJS.ErrnoException).code !== 'ECONNREFUSED' || performance.now() > deadline) throw error;
+        await new Promise((resolve) => setTimeout(resolve, 100));
+      }
+    }
+    expect(await server.ended).toMatchObject({ code: 0 });
+  });
 });
 
-describeHere('perf', () => {
+describe('perf', () => {
   async function measure(test: PerfTest, more: Partial<PerfClientOptions> = {}): Promise<(Bandwidth | Latency)[]> {
     const common = {
       ...{ test, portNum: 1, gidIndex: undefined, trafficClass: undefined, mtu: undefined, events: false },
@@ -174,7 +211,7 @@ describe('latencyOf', () => {
   });
 });
 
-describeHere('node-rdma pingpong and perf', () => {
+describe('node-rdma pingpong and perf', () => {
   it('end by Ctrl-C while they wait, with exit code 130', async () => {
     const started = start(['pingpong', '-d', deviceA, '-p', '18540']);
     await started.untilOutput('local address');
@@ -182,7 +219,7 @@ describeHere('node-rdma pingpong and perf', () => {
     expect(await started.ended).toMatchObject({ code: 130, stderr: '' });
   });
 
-  it('say that nobody listens', async () => {
+  it.runIf(!isRxe)('say that nobody listens', async () => {
     const { code, stderr } = await command(['perf', 'write-bw', '127.0.0.1', '-p', '1', '-d', deviceA]);
     expect(stderr).toMatch(/^node-rdma: .*ECONNREFUSED/);
     expect(code).toBe(1);
