@@ -279,6 +279,69 @@ describe.each([MwType.MW_TYPE_1, MwType.MW_TYPE_2])('the key of a window of type
     }));
 });
 
+describe('SEND_WITH_INV', () => {
+  it('of ours ends a window of pyverbs, which learns its key', () =>
+    withPair({}, async ({ qp, mr, peer, done }) => {
+      const window = new RemoteRegion(await peer.bind(MwType.MW_TYPE_2, 0, 512));
+      await peer.poll();
+      await peer.recv(5, 1024, 64);
+      qp.postSend({ opcode: WrOpcode.SEND_WITH_INV, sgList: mr.slice(0, 8), invalidateRkey: window.rkey });
+      expect(await done(1, 'the send')).toMatchObject([{ status: SUCCESS }]);
+      expect(await peer.poll()).toMatchObject([{ wrId: 5, status: SUCCESS, byteLen: 8, invalidated: window.rkey }]);
+      qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: mr.slice(0, 8), remote: window.slice() });
+      expect(await done(1, 'the refused write')).toMatchObject([{ status: WcStatus.REM_ACCESS_ERR }]);
+    }));
+
+  it('of pyverbs ends a window of ours, and we learn its key', () =>
+    withPair({}, async ({ pd, qp, mr, peer, done }) => {
+      const mw = pd.allocMw(MwType.MW_TYPE_2);
+      const access = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ;
+      const rkey = qp.bindMw(mw, { local: mr.slice(0, 512), access });
+      await done(1, 'the binding');
+      const token = mw.remote()!;
+      qp.postRecv({ wrId: 6, sgList: mr.slice(1024, 64) });
+      await peer.send({ opcode: 'SEND_WITH_INV', length: 8, invalidate: rkey });
+      expect(await peer.poll()).toMatchObject([{ status: SUCCESS }]);
+      // Without a look at the flags: rdma_rxe sets the kernel's bit, which is another one than WITH_INV.
+      expect(await done(1, 'the receive')).toMatchObject([
+        { wrId: 6, status: SUCCESS, byteLen: 8, invalidatedRkey: rkey },
+      ]);
+      await peer.send({ opcode: 'RDMA_WRITE', length: 8, remote: token });
+      expect(await peer.poll()).toMatchObject([{ status: WcStatus.REM_ACCESS_ERR }]);
+      qp.close();
+      mw.close();
+    }));
+});
+
+describe('a shared receive queue', () => {
+  it('on each side takes what the other sends', () =>
+    withPair({ srq: true }, async ({ qp, srq, mr, peer, done }) => {
+      const sent = fill(mr.buffer.subarray(0, 300), 7);
+      for (const i of [0, 1, 2]) await peer.recv(30 + i, 4096 + i * 128, 128);
+      for (const i of [0, 1, 2]) qp.postSend({ opcode: WrOpcode.SEND, sgList: mr.slice(i * 100, 100) });
+      await done(3, 'our sends');
+      expect(await peer.poll(3)).toMatchObject([30, 31, 32].map((wrId) => ({ wrId, status: SUCCESS, byteLen: 100 })));
+      for (const i of [0, 1, 2]) {
+        expect((await peer.read(4096 + i * 128, 100)).equals(sent.subarray(i * 100, i * 100 + 100))).toBe(true);
+      }
+
+      for (const i of [0, 1, 2]) srq!.postRecv({ wrId: 40 + i, sgList: mr.slice(4096 + i * 128, 128) });
+      for (const i of [0, 1, 2]) await peer.send({ opcode: 'SEND', offset: 4096 + i * 128, length: 100 });
+      await peer.poll(3);
+      const received = await done(3, 'our receives');
+      expect(received).toMatchObject([40, 41, 42].map((wrId) => ({ wrId, status: SUCCESS, byteLen: 100 })));
+      for (const i of [0, 1, 2]) {
+        expect(
+          mr.buffer
+            .subarray(4096 + i * 128)
+            .subarray(0, 100)
+            .equals(sent.subarray(i * 100, i * 100 + 100)),
+        ).toBe(true);
+      }
+      expect(srq!.recvsInFlight).toBe(0);
+    }));
+});
+
 describe.each([4, 6] as const)('datagrams over IPv%i', (family) => {
   let here: GidEntry;
   let there: GidEntry;
