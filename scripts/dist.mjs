@@ -6,7 +6,7 @@ import { rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { contentHash, filesBelow, root, run, say, whenChanged, whenMain } from './shell.mjs';
 
-// Those of package.json, and what scripts and tests use.
+// Those of package.json; and what scripts, and tests in the VM, use.
 const entries = [
   'index',
   'gpu/index',
@@ -16,7 +16,12 @@ const entries = [
   'vm/index',
   'cli/main',
   'cli/program',
+  'endpoint/connect',
   'native/binding',
+  'perf/measure',
+  'perf/perf',
+  'perf/pingpong',
+  'verbs/flow-spec',
 ];
 
 export function buildDist() {

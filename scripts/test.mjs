@@ -23,9 +23,10 @@ const cSources = () =>
   [...filesBelow('native'), ...filesBelow('test/mlx5-model')].filter((file) => /\.(c|cc|h)$/.test(file));
 
 /** A suite of vitest; its counts come from the JSON that it writes. `through` is what it is started by. */
-function suite(step, project, { through = [], more = [], ...rest } = {}) {
+function suite(step, projects, { through = [], more = [], ...rest } = {}) {
   const file = join(results(step), 'vitest.json');
-  const vitest = [node, bin('vitest/vitest.mjs'), 'run', '--project', project, '--reporter=default', '--reporter=json'];
+  const chosen = [projects].flat().flatMap((project) => ['--project', project]);
+  const vitest = [node, bin('vitest/vitest.mjs'), 'run', ...chosen, '--reporter=default', '--reporter=json'];
   return { ...rest, results: file, command: [...through, ...vitest, ...more, `--outputFile.json=${file}`] };
 }
 
@@ -53,7 +54,12 @@ const steps = {
   },
   tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
   // Under emulation the loading of the modules costs more than the tests: once for all files.
-  rxe: suite('rxe', 'device', { needs: ['image'], alone: 'vm', through: inVm('rxe', 'rxe'), more: ['--no-isolate'] }),
+  rxe: suite('rxe', ['device', 'interop'], {
+    needs: ['image'],
+    alone: 'vm',
+    through: inVm('rxe', 'rxe'),
+    more: ['--no-isolate'],
+  }),
   dmabuf: suite('dmabuf', 'device', {
     needs: ['rxe-dmabuf'],
     alone: 'vm',
@@ -74,7 +80,6 @@ const steps = {
     }),
   }),
   vm: suite('vm', 'vm', { needs: ['image'], alone: 'vm', env: () => ({ RDMA_TEST_REQUIRED: '1' }) }),
-  interop: suite('interop', 'interop', { needs: ['image'], alone: 'vm', through: inVm('interop', 'rxe') }),
   'model-check': { needs: ['model'], command: script('check-model') },
   examples: { needs: ['image', 'model'], alone: 'vm', command: script('check-examples') },
   pack: { command: script('check-pack') },

@@ -10,7 +10,7 @@ import { collect, DEADLINE_MS, until, within } from './fixture.ts';
 const openFds = (): number => readdirSync('/proc/self/fd').length;
 
 describeCm('the connection manager', () => {
-  it.each([
+  it.concurrent.each([
     ['resolving', 'exit', { code: 7, signal: null }],
     ['connecting', 'throw', { code: 1, signal: null }],
     ['connecting', 'signal', { code: null, signal: 'SIGTERM' }],

@@ -27,8 +27,9 @@ const few = [
 ] as const;
 const chosen: readonly (readonly [stage: string, end: End])[] = isRxe ? few : all;
 
-describe.each([...new Set(chosen.map(([stage]) => stage))])('a process at the stage "%s"', (stage) => {
-  it('ends as it was told to, at once and without a crash', async () => {
+describe('a process', () => {
+  const used = [...new Set(chosen.map(([stage]) => stage))];
+  it.concurrent.each(used)('at the stage "%s" ends as it was told to, at once and without a crash', async (stage) => {
     const mine = chosen.filter(([name]) => name === stage);
     expect(mine.length).toBeGreaterThan(0);
     await Promise.all(

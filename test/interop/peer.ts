@@ -1,4 +1,4 @@
-/** A pyverbs process on the other end of the wire, as an object. */
+/** A pyverbs process on the other end of the wire, as an object: `open()` makes its side of a pair, `close()` ends that. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createInterface, type Interface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
@@ -97,14 +97,15 @@ export class PyverbsPeer {
   }
 
   async close(): Promise<void> {
-    try {
-      await this.#ask({ do: 'close' });
-    } finally {
-      this.#child.removeAllListeners('exit');
-      const ended = new Promise((resolve) => this.#child.once('exit', resolve));
-      this.#child.stdin?.end();
-      await within(ended, "the peer's end").finally(() => this.#child.kill('SIGKILL'));
-      this.#lines.close();
-    }
+    await this.#ask({ do: 'close' });
+  }
+
+  /** Ends the process. */
+  async end(): Promise<void> {
+    this.#child.removeAllListeners('exit');
+    const ended = new Promise((resolve) => this.#child.once('exit', resolve));
+    this.#child.stdin?.end();
+    await within(ended, "the peer's end").finally(() => this.#child.kill('SIGKILL'));
+    this.#lines.close();
   }
 }

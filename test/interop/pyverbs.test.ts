@@ -2,7 +2,7 @@
  * Agreement with pyverbs on the other end of the wire, in both directions: immediate data, atomics, keys of windows,
  * datagrams and their answers. Bytes and values are compared on both sides.
  */
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import {
   AccessFlags,
   type GidEntry,
@@ -68,12 +68,18 @@ function gidOf(device: string, family: 4 | 6): GidEntry {
   return found;
 }
 
+// Python and pyverbs take seconds to start in an emulated VM: once for all.
+let peer: PyverbsPeer;
+beforeAll(() => {
+  peer = new PyverbsPeer();
+});
+afterAll(() => peer.end());
+
 async function withPair(
   { type = 'RC', family = 4, srq = false }: { type?: 'RC' | 'UD'; family?: 4 | 6; srq?: boolean },
   run: (pair: Pair) => Promise<void>,
 ): Promise<void> {
   const context = openDevice(deviceA);
-  const peer = new PyverbsPeer();
   try {
     const pd = context.allocPd();
     const mr = pd.allocSync(16_384, { access: ALL_ACCESS | AccessFlags.MW_BIND });

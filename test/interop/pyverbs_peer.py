@@ -137,10 +137,11 @@ class Peer:
         self.context.close()
 
 
-peer = Peer()
 for line in sys.stdin:
     asked = json.loads(line)
     try:
+        if asked['do'] == 'open':
+            peer = Peer()
         answer = {'result': getattr(peer, asked.pop('do'))(**asked)}
     except Exception as error:
         answer = {'error': repr(error)}
