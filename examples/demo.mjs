@@ -73,6 +73,7 @@ async function showFigures(device, peerDevice) {
     ['sendLat', 'SEND latency'],
     ['readLat', 'READ latency'],
     ['writeBw', 'WRITE bandwidth'],
+    ['awaitedLat', 'SEND with await'],
   ]);
   const row = (/** @type {string[]} */ [first = '', ...rest]) =>
     print(`    ${first.padEnd(21)}${rest.map((cell) => cell.padStart(12)).join('')}`);
@@ -90,7 +91,12 @@ async function showFigures(device, peerDevice) {
       '    Medians, then the best. Latency: half a round trip, of READ a whole one. On few processors a median is mostly',
     ),
   );
-  print(grey('    the wait for one, since all sides spin; the best is the path.'));
+  print(
+    grey(
+      '    the wait for one, since all sides spin; the best is the path. With await both sides sleep until an event, and',
+    ),
+  );
+  print(grey('    beside it stands ibv_rc_pingpong -e, on average.'));
 }
 
 const devices = flags.device.length > 0 ? [...new Set(flags.device)].map(reportDevice) : reportDevices();

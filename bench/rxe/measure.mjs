@@ -15,6 +15,8 @@ const tests = [
   { test: 'sendLat', program: 'ib_send_lat', unit: 'us' },
   { test: 'readLat', program: 'ib_read_lat', unit: 'us' },
   { test: 'writeBw', program: 'ib_write_bw', unit: 'MiB/s' },
+  // Not of perftest, whose programs have no such mode for two sides: C that sleeps until an event.
+  { test: 'awaitedLat', program: 'ibv_rc_pingpong', unit: 'us' },
 ];
 
 // Under emulation on a busy machine Node alone may take half a minute to start.
@@ -110,6 +112,7 @@ async function runPair(command, server, client) {
 }
 
 async function runPerftest(program, server, client) {
+  if (program === 'ibv_rc_pingpong') return runPingPong(server, client);
   const isLatency = program.endsWith('_lat');
   const bytes = isLatency ? client.latencyBytes : client.bandwidthBytes;
   // -F: the processor's speed may change, which is not our concern. A port of its own: the last one may still be busy.
@@ -128,6 +131,34 @@ async function runPerftest(program, server, client) {
     const [best, typical] = isLatency ? [columns[2], columns[4]] : [columns[2], columns[3]];
     if (!Number.isFinite(best) || !Number.isFinite(typical)) throw new Error(`${program} prints no figures: ${row}`);
     return { best, typical };
+  } finally {
+    serving.child.kill();
+  }
+}
+
+/** Both sides print the time of a round trip, on average. */
+async function runPingPong(server, client) {
+  const port = nextPort++;
+  const args = (side) => [
+    '-e',
+    '-d',
+    side.device,
+    '-g',
+    side.gidIndex,
+    '-s',
+    client.latencyBytes,
+    '-n',
+    client.iterations,
+  ];
+  const serving = start(['ibv_rc_pingpong', ...args(server).map(String), '-p', String(port)]);
+  try {
+    await Promise.race([listening(port), serving.failed]);
+    const { output } = start(['ibv_rc_pingpong', ...args(client).map(String), '-p', String(port), '127.0.0.1']);
+    const text = await Promise.race([output, serving.failed]);
+    await serving.output;
+    const mean = Number(/= ([\d.]+) usec\/iter/.exec(text)?.[1]) / 2;
+    if (!Number.isFinite(mean)) throw new Error(`ibv_rc_pingpong prints no result:\n${text}`);
+    return { best: mean, typical: mean };
   } finally {
     serving.child.kill();
   }

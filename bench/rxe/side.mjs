@@ -16,17 +16,21 @@ const mr = await pd.alloc(3 * size, { access: LOCAL_WRITE | REMOTE_WRITE | REMOT
 const privateData = JSON.stringify(mr.remote());
 
 const options = { pd, gidIndex, privateData };
-// The second connection keeps the two sides in step, so that the first is the tests' alone.
+// The second connection keeps the two sides in step, so that the first is the tests' alone; the third is of the test that
+// leaves polling to the endpoint.
 let endpoint;
 let control;
+let awaited;
 if (isClient) {
   endpoint = await connectTcp({ ...options, host: '127.0.0.1', port });
   control = await connectTcp({ ...options, host: '127.0.0.1', port });
+  awaited = await connectTcp({ ...options, host: '127.0.0.1', port });
 } else {
   const listener = await listenTcp({ ...options, host: '127.0.0.1', port: 0 });
   console.log(listener.port);
   endpoint = await listener.accept();
   control = await listener.accept();
+  awaited = await listener.accept();
   await listener.close();
 }
 const { qp } = endpoint;
@@ -138,6 +142,23 @@ function readLat() {
   return summary(times);
 }
 
+/** With await, as ibv_rc_pingpong -e: each side sleeps until the message is there and its own has gone. */
+async function awaitedLat() {
+  const [out, into] = [outgoing(latencyBytes), incoming(latencyBytes)];
+  let received = awaited.recv(into);
+  await inStep();
+  const start = performance.now();
+  for (let i = 1; i <= iterations; i++) {
+    const sent = isClient ? awaited.send(out) : undefined;
+    await received;
+    // Before the other side's next message, which answers the one of this side.
+    if (i < iterations) received = awaited.recv(into);
+    await (sent ?? awaited.send(out));
+  }
+  const mean = ((performance.now() - start) * 1000) / iterations / 2;
+  return { best: mean, typical: mean };
+}
+
 /** In units of 2^20 bytes a second. */
 function writeBw() {
   if (!isClient) return undefined;
@@ -170,10 +191,10 @@ await inStep();
 if (!isClient) stream(latencyBytes, WARM_UP);
 
 const results = {};
-for (const [name, test] of Object.entries({ writeLat, sendLat, readLat, writeBw })) {
+for (const [name, test] of Object.entries({ writeLat, sendLat, readLat, writeBw, awaitedLat })) {
   await inStep();
-  results[name] = test();
+  results[name] = await test();
 }
 await inStep();
 if (isClient) console.log(JSON.stringify(results));
-await Promise.all([endpoint.close(), control.close()]);
+await Promise.all([endpoint.close(), control.close(), awaited.close()]);

@@ -45,7 +45,6 @@ function causesOf(
     case WcStatus.RNR_RETRY_EXC_ERR:
       return notReady(qp);
     case WcStatus.REM_ACCESS_ERR:
-    case WcStatus.REM_OP_ERR:
       return (
         remote && [
           `the peer refused ${bytes} bytes at ${remote.describe()}`,
@@ -54,6 +53,7 @@ function causesOf(
         ]
       );
     case WcStatus.REM_INV_REQ_ERR:
+    case WcStatus.REM_OP_ERR:
       return remote
         ? [
             `the peer refused ${bytes} bytes at ${remote.describe()}: it takes no request of that kind, or not of that length`,

@@ -62,10 +62,11 @@ export class CompletionLoop {
     const cq = this.#qp.sendCq;
     let count = cq.poll();
     if (count === 0) return false;
-    for (; count > 0; count = cq.poll()) {
+    do {
       for (let i = 0; i < count; i++) this.#settle(cq.at(i));
       this.pump();
-    }
+      count = this.isPending ? cq.poll() : 0;
+    } while (count > 0);
     return true;
   }
 

@@ -1,7 +1,11 @@
+import { setImmediate } from 'node:timers/promises';
 import type { QpCap } from '../native/native.ts';
 import type { ProtectionDomain } from '../verbs/protection-domain.ts';
 import type { QpInitAttr } from '../verbs/qp-init-attr.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
+
+// Making one is some system calls: one in a turn of the event loop, so that many at once do not hold it up.
+let lastTurn: Promise<void> = Promise.resolve();
 
 /**
  * The queue pair of an endpoint, with a completion queue for both directions that is as long as both of its queues.
@@ -15,6 +19,8 @@ export async function createEndpointQp(
   create: (attr: QpInitAttr) => QueuePair | Promise<QueuePair> = (attr) => pd.createQp(attr),
 ): Promise<QueuePair> {
   const { maxSendWr = 128, maxRecvWr = 128, maxInlineData = 64 } = cap;
+  lastTurn = lastTurn.then(() => setImmediate());
+  await lastTurn;
   const cq = pd.context.createCq(Math.max(maxSendWr + maxRecvWr, 1));
   try {
     // Inline data saves a fetch over the bus, but what a device can carry inline differs; some take none at all.

@@ -400,7 +400,7 @@ export class Endpoint extends Operations {
         request.resolve(NOTHING);
         return;
       }
-      if ((wc.wcFlags & WcFlags.WITH_INV) !== 0) this.#invalidated(wc.invalidatedRkey);
+      if (this.#windows.size > 0) this.#invalidated(wc);
       const immData = (wc.wcFlags & WcFlags.WITH_IMM) !== 0 ? wc.immData : undefined;
       request.resolve({ byteLen: wc.byteLen, immData });
       return;
@@ -410,9 +410,11 @@ export class Endpoint extends Operations {
     request.reject(error);
   }
 
-  // The peer has given back what was shared with it.
-  #invalidated(rkey: number): void {
-    for (const [window, shared] of this.#windows) if (window.rkey === rkey) shared?.invalidated();
+  // The peer may have given back what was shared with it.
+  #invalidated({ wcFlags, invalidatedRkey }: WorkCompletion): void {
+    // Soft-RoCE says it by the kernel's number of WITH_INV, which is another flag here, and one that RC has no other use for.
+    if ((wcFlags & (WcFlags.WITH_INV | WcFlags.IP_CSUM_OK)) === 0 || (wcFlags & WcFlags.WITH_IMM) !== 0) return;
+    for (const [window, shared] of this.#windows) if (window.rkey === invalidatedRkey) shared?.invalidated();
   }
 }
 

@@ -1,4 +1,4 @@
-import { once } from 'node:events';
+import { once, setMaxListeners } from 'node:events';
 import { connect as connectSocket, createServer, type Server, type Socket } from 'node:net';
 import { inspect } from 'node:util';
 import { abortSignal, instance, integer, readOptions, string, typeError, valueError } from '../args.ts';
@@ -119,25 +119,27 @@ export class TcpListener {
   readonly #server: Server;
   readonly #ready: Endpoint[] = [];
   readonly #accepts: { resolve: (endpoint: Endpoint) => void; reject: (error: Error) => void }[] = [];
-  #establishing = 0;
+  readonly #establishing = new Set<Promise<void>>();
   readonly #abort = new AbortController();
 
   /** @internal */
   constructor(server: Server, prepared: Prepared, backlog: number, onError: (error: Error) => void) {
     this.#server = server;
+    // One for each attempt.
+    setMaxListeners(0, this.#abort.signal);
     server.on('connection', (socket) => {
-      if (this.#ready.length + this.#establishing >= backlog) {
+      if (this.#ready.length + this.#establishing.size >= backlog) {
         socket.destroy();
         onError(new Error(`A connection was refused: ${backlog} wait to be accepted`));
         return;
       }
-      this.#establishing++;
-      establish(socket, prepared, this.#abort.signal)
+      const attempt = establish(socket, prepared, this.#abort.signal)
         .then(
           (endpoint) => this.#deliver(endpoint),
           (error) => onError(error),
         )
-        .finally(() => this.#establishing--);
+        .finally(() => this.#establishing.delete(attempt));
+      this.#establishing.add(attempt);
     });
   }
 
@@ -179,7 +181,7 @@ export class TcpListener {
     for (const { reject } of this.#accepts.splice(0)) reject(closed);
     const ended = once(this.#server, 'close');
     this.#server.close();
-    await Promise.all(this.#ready.splice(0).map((endpoint) => endpoint.close()));
+    await Promise.all([...this.#establishing, ...this.#ready.splice(0).map((endpoint) => endpoint.close())]);
     await ended;
   }
 
@@ -194,9 +196,9 @@ export class TcpListener {
     return shown('TcpListener', tag, () => ({ port: this.port, unaccepted: this.#ready.length }), ...how);
   }
 
-  #deliver(endpoint: Endpoint): void {
+  async #deliver(endpoint: Endpoint): Promise<void> {
     if (this.#abort.signal.aborted) {
-      void endpoint.close();
+      await endpoint.close();
       return;
     }
     const waiting = this.#accepts.shift();

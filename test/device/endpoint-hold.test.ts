@@ -1,0 +1,318 @@
+/** What must hold of connections, whatever happens: every promise settles, nothing hangs, and nothing is left. */
+import { execFileSync } from 'node:child_process';
+import { readdirSync } from 'node:fs';
+import { describe, expect, it } from 'vitest';
+import {
+  connect,
+  connectTcp,
+  type Endpoint,
+  listen,
+  listenTcp,
+  type MemorySlice,
+  openDevice,
+  RdmaClosedError,
+} from '../../lib/index.ts';
+import { runChild } from './children.ts';
+import { addressA, addressB } from './cm.ts';
+import { Ends } from './endpoints.ts';
+import {
+  ALL_ACCESS,
+  collect,
+  DEADLINE_MS,
+  deviceA,
+  deviceB,
+  expectNoLeaks,
+  fill,
+  isRxe,
+  isSanitized,
+  within,
+} from './fixture.ts';
+
+expectNoLeaks();
+
+const descriptors = () => readdirSync('/proc/self/fd').length;
+
+/** How promises end, one word for each. */
+async function outcomes(promises: readonly Promise<unknown>[], what: string): Promise<string[]> {
+  const word = (error: { statusName?: string; code?: string; name: string }) =>
+    error.statusName ?? error.code ?? error.name;
+  return within(Promise.all(promises.map((promise) => promise.then(() => 'SUCCESS', word))), what);
+}
+
+describe('connections', () => {
+  it('come and go two hundred times; descriptors and memory are as before', { timeout: 3 * DEADLINE_MS }, async () => {
+    using a = openDevice(deviceA);
+    using b = openDevice(deviceB);
+    using pdA = a.allocPd();
+    using pdB = b.allocPd();
+    using mrA = pdA.allocSync(4096);
+    using mrB = pdB.allocSync(4096);
+    const listener = await listenTcp({ pd: pdB, port: 0, host: '127.0.0.1' });
+    // Until the allocators have what they keep. Under emulation each is a second.
+    const warmUp = isRxe ? 4 : 500;
+    const cycles = isRxe ? 12 : 200;
+    const before = { descriptors: 0, rss: 0, heapUsed: 0 };
+    for (let i = 1; i <= warmUp + cycles; i++) {
+      const to = { pd: pdA, host: '127.0.0.1', port: listener.port };
+      const [there, here] = await within(Promise.all([listener.accept(), connectTcp(to)]), `connection ${i}`);
+      mrA.buffer.writeUInt32LE(i);
+      await Promise.all([there.recv(mrB.slice(0, 64)), here.send(mrA.slice(0, 4))]);
+      expect(mrB.buffer.readUInt32LE()).toBe(i);
+      // Either end may be the first to leave, with receives under way.
+      const left = there.recv(mrB.slice(0, 64)).catch(() => {});
+      for (const endpoint of i % 2 === 0 ? [here, there] : [there, here]) await within(endpoint.close(), 'a close');
+      await left;
+      if (i !== warmUp) continue;
+      await collect();
+      Object.assign(before, { ...process.memoryUsage(), descriptors: descriptors() });
+    }
+    await collect();
+    expect(descriptors()).toBe(before.descriptors);
+    const { rss, heapUsed } = process.memoryUsage();
+    expect(heapUsed - before.heapUsed).toBeLessThan(2 ** 20);
+    // Two queue pairs and their queues are some hundred kilobytes.
+    if (!isSanitized) expect(rss - before.rss).toBeLessThan(12 * 2 ** 20);
+    await listener.close();
+  });
+
+  it('that are aborted at any moment are made or are not, and leave nothing', async () => {
+    using a = openDevice(deviceA);
+    using b = openDevice(deviceB);
+    using pdA = a.allocPd();
+    using pdB = b.allocPd();
+    const accepted: Endpoint[] = [];
+    const listener = await listenTcp({ pd: pdB, port: 0, host: '127.0.0.1' });
+    const serving = (async () => {
+      for await (const endpoint of listener) accepted.push(endpoint);
+    })();
+    const reason = new Error('enough');
+    let made = 0;
+    let aborted = 0;
+    for (let turns = 0; turns < 40; turns += isRxe ? 4 : 1) {
+      const controller = new AbortController();
+      const to = { pd: pdA, host: '127.0.0.1', port: listener.port, signal: controller.signal };
+      const attempt = within(connectTcp(to), 'the attempt');
+      for (let i = 0; i < turns; i++) await new Promise((resolve) => setImmediate(resolve));
+      controller.abort(reason);
+      try {
+        await (await attempt).close();
+        made++;
+      } catch (error) {
+        expect(error).toBe(reason);
+        aborted++;
+      }
+    }
+    expect(made + aborted).toBe(isRxe ? 10 : 40);
+    expect(aborted).toBeGreaterThan(0);
+    await within(listener.close(), 'the close of the listener');
+    await within(serving, 'the end of the iteration');
+    for (const endpoint of accepted) await within(endpoint.close(), 'a close');
+  });
+
+  it.runIf(isRxe)('of the connection manager likewise', async () => {
+    using pdA = openDevice(deviceA).allocPd();
+    using pdB = openDevice(deviceB).allocPd();
+    const listener = await listen({ port: 0, host: addressB });
+    const answers: Promise<void>[] = [];
+    const serving = (async () => {
+      for await (const request of listener) {
+        // Whoever asked may have left.
+        const answer = request.accept({ pd: pdB, timeoutMs: DEADLINE_MS / 3 }).then((endpoint) => endpoint.close());
+        answers.push(answer.catch(() => {}));
+      }
+    })();
+    const reason = new Error('enough');
+    for (const turns of [0, 2, 5, 10, 20, 40, 80]) {
+      const controller = new AbortController();
+      const to = { pd: pdA, host: addressB, localAddress: addressA, port: listener.port, timeoutMs: DEADLINE_MS / 2 };
+      const attempt = within(connect({ ...to, signal: controller.signal }), 'the attempt');
+      for (let i = 0; i < turns; i++) await new Promise((resolve) => setImmediate(resolve));
+      controller.abort(reason);
+      try {
+        await (await attempt).close();
+      } catch (error) {
+        expect(error).toBe(reason);
+      }
+    }
+    await within(Promise.all(answers), 'the answers');
+    await within(listener.close(), 'the close of the listener');
+    await within(serving, 'the end of the iteration');
+    await within(Promise.all(answers), 'the answers');
+    for (const pd of [pdA, pdB]) pd.context.close({ cascade: true });
+  });
+
+  it('that nobody accepts end with the listener; beyond the backlog they are refused', async () => {
+    using a = openDevice(deviceA);
+    using b = openDevice(deviceB);
+    using pdA = a.allocPd();
+    using pdB = b.allocPd();
+    const refused: Error[] = [];
+    const onError = (error: Error) => void refused.push(error);
+    const listener = await listenTcp({ pd: pdB, port: 0, host: '127.0.0.1', backlog: 2, onError });
+    const to = { pd: pdA, host: '127.0.0.1', port: listener.port };
+    const attempts = await within(
+      Promise.allSettled(Array.from({ length: 6 }, () => connectTcp({ ...to, timeoutMs: DEADLINE_MS / 2 }))),
+      'six attempts',
+    );
+    const made = attempts.filter((each) => each.status === 'fulfilled');
+    expect(made.length).toBe(2);
+    expect(refused.length).toBe(4);
+    await listener.close();
+    for (const { value } of made) await within(value.close(), 'a close');
+
+    const next = await listenTcp({ pd: pdB, port: 0, host: '127.0.0.1' });
+    const pending = [next.accept(), next.accept(), next.accept()];
+    const ended = outcomes(pending, 'the accepts');
+    await next.close();
+    expect(await ended).toEqual(Array(3).fill(new RdmaClosedError('Listener').code));
+  });
+
+  it('to where there is nobody fail with a code, each once', async () => {
+    using a = openDevice(deviceA);
+    using pdA = a.allocPd();
+    const to = { pd: pdA, port: 9, timeoutMs: 1000 };
+    const attempts = [connectTcp({ ...to, host: '127.0.0.1' }), connectTcp({ ...to, host: 'nowhere.invalid' })];
+    if (isRxe) {
+      // Neither has the VM a route to there, nor a server of names.
+      attempts.push(connectTcp({ ...to, host: '198.51.100.1' }));
+      attempts.push(connect({ ...to, host: '198.51.100.1' }), connect({ ...to, host: 'nowhere.invalid' }));
+      attempts.push(connect({ ...to, host: addressB, localAddress: addressA, timeoutMs: DEADLINE_MS }));
+    }
+    const codes = await outcomes(attempts, 'the attempts');
+    const noName = /ENOTFOUND|EAI_AGAIN|ETIMEDOUT/;
+    const noRoute = /ENETUNREACH|EHOSTUNREACH|ENODEV|ETIMEDOUT/;
+    const expected = [/ECONNREFUSED/, noName, noRoute, noRoute, noName, /ECONNREFUSED/];
+    codes.forEach((code, i) => expect(code).toMatch(expected[i] as RegExp));
+  });
+});
+
+describe('a peer that is gone', () => {
+  it.runIf(!isRxe)(
+    'with a thousand requests in flight settles each of them, and the endpoint can be closed',
+    async () => {
+      await using ends = await Ends.connect({ a: { timeout: 10, retryCnt: 1 } });
+      const { a, b, mrA, remoteB } = ends;
+      // No receive of b's, so that all of them are there when b goes.
+      const sends = Array.from({ length: 1000 }, () => a.send(mrA.slice(0, 64)));
+      const receives = Array.from({ length: 200 }, () => a.recv(mrA.slice(0, 64)));
+      const reads = Array.from({ length: 10 }, () => a.read(mrA.slice(0, 64), remoteB.slice()));
+      const ended = outcomes([...sends, ...receives, ...reads], 'all of them');
+      await new Promise((resolve) => setImmediate(resolve));
+      b.qp.close();
+      b.qp.sendCq.close();
+      const words = await ended;
+      expect(words[0]).toMatch(/RETRY_EXC_ERR/);
+      expect(new Set(words.slice(1))).toEqual(new Set(['WR_FLUSH_ERR']));
+      expect(await a.closed).toMatchObject({ statusName: 'RETRY_EXC_ERR' });
+      await within(a.close(), 'the close');
+      expect(a.qp.closed).toBe(true);
+    },
+  );
+
+  it.runIf(isRxe)('by kill -9 likewise, by the connection manager and over TCP', { timeout: 200_000 }, async () => {
+    using pd = openDevice(deviceA).allocPd();
+    const context = pd.context;
+    using mr = pd.allocSync(4096, { access: ALL_ACCESS });
+    // The channel of the connections, and the one of completions, are made once.
+    const before = descriptors();
+    const endpoints: Endpoint[] = [];
+    const work: Promise<unknown>[] = [];
+    let words: Promise<string[]> | undefined;
+    let begun: Promise<void> | undefined;
+    const ended = runChild('peer', [], {
+      onOutput: (stdout, kill) => {
+        const ports = /^(\d+) (\d+)\n/.exec(stdout)?.slice(1).map(Number);
+        if (ports !== undefined && begun === undefined) {
+          const [byCm, byTcp] = ports as [number, number];
+          begun = (async () => {
+            const cm = { pd, host: addressB, localAddress: addressA, port: byCm, timeoutMs: DEADLINE_MS };
+            const tcp = { pd, host: '127.0.0.1', port: byTcp, timeout: 14, retryCnt: 1, timeoutMs: DEADLINE_MS };
+            endpoints.push(await connect(cm), await connectTcp(tcp));
+            for (const endpoint of endpoints) {
+              for (let i = 0; i < 1000; i++) work.push(endpoint.send(mr.slice(0, 64)));
+              for (let i = 0; i < 100; i++) work.push(endpoint.recv(mr.slice(0, 64)));
+            }
+            words = outcomes(work, 'all of them');
+          })();
+        }
+        if (stdout.includes('connected')) void begun?.then(() => setImmediate(kill, 'SIGKILL'));
+      },
+    });
+    expect(await ended).toMatchObject({ signal: 'SIGKILL', stderr: '' });
+    await begun;
+    const settled = (await words) as string[];
+    expect(settled.length).toBe(2200);
+    expect(new Set(settled.slice(0, 1100))).toEqual(new Set(['WR_FLUSH_ERR']));
+    expect(settled[1100]).toBe('RETRY_EXC_ERR');
+    expect(new Set(settled.slice(1101))).toEqual(new Set(['WR_FLUSH_ERR']));
+    expect(await endpoints[0]!.closed).toMatchObject({ code: 'ERR_RDMA_PEER_LEFT' });
+    for (const endpoint of endpoints) await within(endpoint.close(), 'the close');
+    mr.close();
+    pd.close();
+    expect(descriptors()).toBeLessThanOrEqual(before + 1);
+    context.close();
+  });
+});
+
+/** Makes the wire of the VM lose so many percent of the packets in both directions. */
+function lose(percent: number): void {
+  for (const device of ['v0', 'v1']) {
+    const how = percent === 0 ? ['del', 'dev', device, 'root'] : ['replace', 'dev', device, 'root', 'netem'];
+    execFileSync('tc', ['qdisc', ...how, ...(percent === 0 ? [] : ['loss', `${percent}%`])]);
+  }
+}
+
+/** Sends so many messages of 4 KiB, each with its number, and looks at each that arrives. */
+async function transfer({ a, b, mrA, mrB }: Ends, messages: number): Promise<void> {
+  const size = 4096;
+  const places = mrB.length / size;
+  const pattern = fill(mrA.buffer, messages);
+  const at = (i: number) => (i * 72) % (mrA.length - size);
+  const sends = Array.from({ length: messages }, (_, i) => a.send(mrA.slice(at(i), size), { immData: i }));
+  const waiting: Promise<{ byteLen: number; immData: number | undefined }>[] = [];
+  const place = (i: number): MemorySlice => mrB.slice((i % places) * size, size);
+  for (let i = 0; i < Math.min(places, messages); i++) waiting.push(b.recv(place(i)));
+  for (let i = 0; i < messages; i++) {
+    const received = await within(waiting.shift() as (typeof waiting)[0], `message ${i}`);
+    expect(received).toEqual({ byteLen: size, immData: i });
+    const bytes = mrB.buffer.subarray((i % places) * size, (i % places) * size + size);
+    expect(bytes.equals(pattern.subarray(at(i), at(i) + size))).toBe(true);
+    if (i + places < messages) waiting.push(b.recv(place(i + places)));
+  }
+  await within(Promise.all(sends), 'the sends');
+}
+
+describe.runIf(isRxe)('a wire that loses', () => {
+  it.each([1, 5])(
+    '%i percent of the packets delivers every byte once and in order',
+    { timeout: 200_000 },
+    async (n) => {
+      await using ends = await Ends.connect();
+      lose(n);
+      try {
+        await transfer(ends, 128);
+      } finally {
+        lose(0);
+      }
+    },
+  );
+
+  it('everything for three seconds, likewise', { timeout: 200_000 }, async () => {
+    // 0.5 seconds for each of 8 attempts: longer than the wire is cut.
+    await using ends = await Ends.connect({ a: { timeout: 17 }, b: { timeout: 17 } });
+    await transfer(ends, 4);
+    let isThere = false;
+    let transferred: Promise<void>;
+    lose(100);
+    try {
+      transferred = transfer(ends, 64).then(() => {
+        isThere = true;
+      });
+      await Promise.race([transferred, new Promise((resolve) => setTimeout(resolve, 3000))]);
+      expect(isThere).toBe(false);
+    } finally {
+      lose(0);
+    }
+    await transferred;
+  });
+});
