@@ -39,9 +39,8 @@ const inVm = (step, backend) => [
 const onModel = { RDMA_TEST_REQUIRED: '1', RDMA_TEST_BACKEND: 'model' };
 
 /**
- * The steps, longest first. `builds` marks one that only makes what others need: it counts when it fails. `alone` names
- * something that one step at a time may use. `tool` is a program without which the step is skipped: set-up has then said
- * that this distribution lacks it.
+ * The steps, longest first. `builds` marks one that only makes what others need: it counts when it fails. `tool` is a
+ * program without which the step is skipped: set-up has then said that this distribution lacks it.
  */
 const steps = {
   image: { builds: true, command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare'] },
@@ -52,21 +51,19 @@ const steps = {
     needs: ['image'],
     command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare', '--rxe-dmabuf'],
   },
-  tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
   // Under emulation the loading of the modules costs more than the tests: once for all files.
   rxe: suite('rxe', ['device', 'interop'], {
     needs: ['image'],
-    alone: 'vm',
     through: inVm('rxe', 'rxe'),
     more: ['--no-isolate'],
   }),
   dmabuf: suite('dmabuf', 'device', {
     needs: ['rxe-dmabuf'],
-    alone: 'vm',
     through: [...inVm('dmabuf', 'rxe'), '--env', 'RDMA_TEST_DMABUF=1', '--rxe-dmabuf'],
     more: ['--no-isolate', 'test/device/dmabuf'],
   }),
   sanitized: { builds: true, command: script('build', '--sanitize') },
+  tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
   device: suite('device', 'device', { needs: ['model'], env: () => ({ ...onModel, LD_PRELOAD: model }) }),
   asan: suite('asan', 'device', {
     needs: ['model', 'sanitized'],
@@ -79,9 +76,9 @@ const steps = {
       UBSAN_OPTIONS: 'print_stacktrace=1',
     }),
   }),
-  vm: suite('vm', 'vm', { needs: ['image'], alone: 'vm', env: () => ({ RDMA_TEST_REQUIRED: '1' }) }),
+  vm: suite('vm', 'vm', { needs: ['image'], env: () => ({ RDMA_TEST_REQUIRED: '1' }) }),
   'model-check': { needs: ['model'], command: script('check-model') },
-  examples: { needs: ['image', 'model'], alone: 'vm', command: script('check-examples') },
+  examples: { needs: ['image', 'model'], command: script('check-examples') },
   pack: { command: script('check-pack') },
   types: { command: [node, bin('typescript/bin/tsc'), '-p', 'tsconfig.check.json'] },
   docs: { command: [node, bin('typedoc/bin/typedoc'), '--emit', 'none'] },
@@ -224,14 +221,14 @@ function closure(names) {
   return Object.keys(steps).filter((name) => wanted.has(name));
 }
 
-/** As many at once as there are cores: each step starts when what it needs has ended, and nothing else is in its way. */
+/** As many at once as there are cores: each step starts when what it needs has ended. */
 async function runSteps(names, extra, live) {
   const waiting = [...names];
   const done = new Map();
   const running = new Map();
   while (waiting.length + running.size > 0) {
     for (const name of [...waiting]) {
-      const { needs = [], alone } = steps[name];
+      const { needs = [] } = steps[name];
       if (needs.some((need) => done.get(need) === false)) {
         waiting.splice(waiting.indexOf(name), 1);
         done.set(name, false);
@@ -239,8 +236,7 @@ async function runSteps(names, extra, live) {
         continue;
       }
       const isReady = needs.every((need) => done.has(need));
-      const isTaken = alone !== undefined && [...running.keys()].some((other) => steps[other].alone === alone);
-      if (!isReady || isTaken || running.size >= availableParallelism()) continue;
+      if (!isReady || running.size >= availableParallelism()) continue;
       waiting.splice(waiting.indexOf(name), 1);
       running.set(
         name,
