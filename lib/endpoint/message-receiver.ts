@@ -3,6 +3,7 @@ import { stateError, typeError } from '../args.ts';
 import { RdmaProtocolError, WorkCompletionError } from '../errors.ts';
 import { type Inspecting, shown } from '../inspect.ts';
 import { WcStatus } from '../native/constants.gen.ts';
+import { threadMark } from '../thread.ts';
 import { type MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
 import { RemoteRegion } from '../verbs/remote-region.ts';
 import type { Endpoint } from './endpoint.ts';
@@ -14,6 +15,8 @@ export type Place = (byteLength: number) => MemorySlice | undefined | Promise<Me
 
 /** A message that was received. It stays as it is until it is released, also when the connection has ended. */
 export class Message {
+  /** @internal */
+  readonly thread = threadMark('Message');
   readonly #slice: MemorySlice;
   #giveBack: (() => void) | undefined;
 

@@ -3,6 +3,7 @@ import { abortSignal, instance, integer, rangeError, readOptions, typeError, val
 import { RdmaClosedError, RdmaProtocolError, WorkCompletionError } from '../errors.ts';
 import { type Inspecting, shown } from '../inspect.ts';
 import { AccessFlags, WcStatus } from '../native/constants.gen.ts';
+import { threadMark } from '../thread.ts';
 import { MemorySlice } from '../verbs/memory-region.ts';
 import { Endpoint } from './endpoint.ts';
 import { Kind, MessageLink } from './message-link.ts';
@@ -46,6 +47,8 @@ const BYE_MS = 250;
  * An open connection keeps the process alive.
  */
 export class Messages {
+  /** @internal */
+  readonly thread = threadMark('Messages');
   /**
    * Resolves when the connection has ended and the endpoint is closed: with the reason, or with undefined when both sides
    * had said that they were done, or `close()` was called here.

@@ -2,6 +2,7 @@ import { inspect } from 'node:util';
 import { RdmaError } from '../errors.ts';
 import { hex, type Inspecting, shown } from '../inspect.ts';
 import { MwType, WrOpcode } from '../native/constants.gen.ts';
+import { threadMark } from '../thread.ts';
 import type { MemoryWindow } from '../verbs/memory-window.ts';
 import type { ProtectionDomain } from '../verbs/protection-domain.ts';
 import type { RemoteRegionToken } from '../verbs/remote-region.ts';
@@ -14,6 +15,8 @@ import type { Operations } from './operations.ts';
  * `JSON.stringify()` gives its token, which `RemoteRegion.parse()` reads there.
  */
 export class SharedMemory {
+  /** @internal */
+  readonly thread = threadMark('SharedMemory');
   /** What the peer makes its `RemoteRegion` of. */
   readonly token: RemoteRegionToken;
   readonly #endpoint: Operations;

@@ -1,3 +1,4 @@
+import { flagged } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { CreateCqAttrFlags, CreateCqWcFlags } from '../native/constants.gen.ts';
 import { Layout } from '../native/layout.gen.ts';
@@ -160,6 +161,13 @@ export class CompletionQueueEx extends CompletionQueue<WorkCompletionEx> {
   /** Whether no other thread may touch it, not even one of the pool. @internal */
   override get isSingleThreaded(): boolean {
     return (this.flags & CreateCqAttrFlags.SINGLE_THREADED) !== 0;
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    const { wcFlags, flags } = this;
+    const shown = { wcFlags: flagged(CreateCqWcFlags)(wcFlags), flags: flagged(CreateCqAttrFlags)(flags) };
+    return { ...super.fields(), ...shown };
   }
 
   /** @internal */

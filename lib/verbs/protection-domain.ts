@@ -427,7 +427,8 @@ export class ProtectionDomain extends Resource {
 
   /** @internal */
   protected override fields(): object {
-    return { context: brief(this.context) };
+    const { context, pd, td } = this;
+    return { context: brief(context), pd: pd && brief(pd), td: td && brief(td) };
   }
 
   protected destroy(): void {

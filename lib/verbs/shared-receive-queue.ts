@@ -1,4 +1,5 @@
 import { instance, integer, oneOf, readOptions, uint32, valueError } from '../args.ts';
+import { named } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { SrqAttrMask, SrqType } from '../native/constants.gen.ts';
 import type { SrqHandle } from '../native/native.ts';
@@ -146,8 +147,8 @@ export class SharedReceiveQueue extends ReceiveQueue {
 
   /** @internal */
   protected override fields(): object {
-    const { maxWr, maxSge, recvsInFlight } = this;
-    return { maxWr, maxSge, recvsInFlight };
+    const { maxWr, maxSge, recvsInFlight, srqType } = this;
+    return { srqType: named(SrqType)(srqType), maxWr, maxSge, recvsInFlight };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_srq';

@@ -1,5 +1,6 @@
 import { closeSync, constants, openSync } from 'node:fs';
 import { integer, readOptions, string, uint32, valueError } from '../args.ts';
+import { brief } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import type { XrcdHandle } from '../native/native.ts';
 import type { Context } from './context.ts';
@@ -56,6 +57,11 @@ export class XrcDomain extends Resource {
   /** @internal */
   describe(): string {
     return 'XrcDomain';
+  }
+
+  /** @internal */
+  protected override fields(): object {
+    return { context: brief(this.context) };
   }
 
   protected readonly destroyVerb = 'ibv_close_xrcd';

@@ -4,6 +4,7 @@ import { inspect } from 'node:util';
 import { describe, expect, it } from 'vitest';
 import {
   AccessFlags,
+  CreateCqWcFlags,
   connectTcp,
   EventType,
   eventTypeStr,
@@ -14,6 +15,7 @@ import {
   QpState,
   QpType,
   SendFlags,
+  SrqType,
   WcStatus,
   WrOpcode,
   wcStatusName,
@@ -27,6 +29,7 @@ import {
   deviceB,
   expectNoLeaks,
   initAttr,
+  isRxe,
   openSide,
   Pair,
 } from './fixture.ts';
@@ -65,7 +68,7 @@ describe('an object of verbs', () => {
       [channel, `CompletionChannel { context: Context of ${deviceA}, queues: 1, waits: 0 }`],
       [cq, `CompletionQueue { cqe: N, context: Context of ${deviceA}, channel: CompletionChannel, queuePairs: 1 }`],
       [polled, `CompletionQueue { cqe: N, context: Context of ${deviceA}, channel: null, queuePairs: 1 }`],
-      [srq, 'SharedReceiveQueue { maxWr: N, maxSge: N, recvsInFlight: 1 }'],
+      [srq, 'SharedReceiveQueue { srqType: BASIC, maxWr: N, maxSge: N, recvsInFlight: 1 }'],
       [qp, `QueuePair { qpNum: X, qpType: RC, state: INIT, ${inFlight} }`],
       [
         ud,
@@ -92,6 +95,48 @@ describe('an object of verbs', () => {
       expect(inspect(object)).toMatch(/^\w+ \[closed\] \{ /);
       expect(inspect(object, { depth: -1 })).toMatch(/^\[\w+ \[closed\]\]$/);
     }
+  });
+
+  it.skipIf(isRxe)('is printed so whatever its kind', () => {
+    const context = openDevice(deviceA);
+    const pd = context.allocPd();
+    const cq = context.createCq(1024);
+    const cqEx = context.createCqEx(16, { wcFlags: CreateCqWcFlags.WITH_QP_NUM });
+    const wq = context.createWq({ pd, cq, maxWr: 16 });
+    const rwqIndTbl = context.createRwqIndTable([wq, wq]);
+    const rss = pd.createQp({ rwqIndTbl, rxHashConf: { rxHashKey: Buffer.alloc(40), rxHashFieldsMask: 0 } });
+    const td = context.allocTd();
+    const xrcd = context.openXrcd();
+    const { wqNum, qpNum } = { wqNum: wq.wqNum.toString(16), qpNum: rss.qpNum.toString(16) };
+    const where = `context: Context of ${deviceA}`;
+    const texts = new Map<object, string>([
+      [
+        cqEx,
+        `CompletionQueueEx { cqe: N, ${where}, channel: CompletionChannel, queuePairs: 0, wcFlags: WITH_QP_NUM, flags: 0 }`,
+      ],
+      [wq, 'ReceiveWorkQueue { wqNum: X, state: RESET, maxSge: 1, recvsInFlight: 0 of 16 }'],
+      [rwqIndTbl, `RwqIndTable { indTblNum: X, wqs: [ ReceiveWorkQueue 0x${wqNum}, ReceiveWorkQueue 0x${wqNum} ] }`],
+      [rss, 'RssQueuePair { qpNum: X, qpType: RAW_PACKET, state: RESET, rwqIndTbl: RwqIndTable of 2 }'],
+      [rss.createFlow({}), `Flow { qp: RssQueuePair 0x${qpNum} }`],
+      [context.createCounters(), `Counters { ${where} }`],
+      [td, `ThreadDomain { ${where} }`],
+      [pd.allocParentDomain({ td }), `ProtectionDomain { ${where}, pd: ProtectionDomain, td: ThreadDomain }`],
+      [xrcd, `XrcDomain { ${where} }`],
+      [
+        context.createQp({ qpType: QpType.XRC_RECV, xrcd }),
+        'XrcRecvQueuePair { qpNum: X, qpType: XRC_RECV, state: RESET }',
+      ],
+      [
+        pd.createSrq({ srqType: SrqType.XRC, xrcd, cq, maxWr: 8 }),
+        'SharedReceiveQueue { srqType: XRC, maxWr: 8, maxSge: 1, recvsInFlight: 0 }',
+      ],
+      [context.allocDm({ length: 64 }), `DeviceMemory { ${where}, length: 64 }`],
+      [pd.regImplicitMr(), 'ImplicitRegion { lkey: X, access: LOCAL_WRITE | ON_DEMAND }'],
+      [pd.allocNullMr(), 'NullRegion { addr: 0x0, length: N, lkey: X, rkey: 0x0, access: LOCAL_WRITE }'],
+    ]);
+    for (const [object, text] of texts) expect(inspect(object)).toMatch(pattern(text));
+    context.close({ cascade: true });
+    for (const [object] of texts) expect(inspect(object)).toMatch(/^\w+ \[closed\] \{ /);
   });
 
   it('is found by name in the list of who needs a parent', () => {

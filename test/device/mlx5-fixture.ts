@@ -76,12 +76,12 @@ export function openTarget(device: string): Target {
   return { context, pd, cq, srq, dct, mr };
 }
 
-export function openInitiator(device: string, mlx5Attr: mlx5dv.Mlx5dvQpInitAttr = {}): Initiator {
+export function openInitiator(device: string, mlx5Attr: mlx5dv.Mlx5dvQpInitAttr = {}, maxSendWr = 32): Initiator {
   const context = openDevice(device);
   const pd = context.allocPd();
   const cq = context.createCq(256);
   const mr = pd.allocSync(64 * 1024, { access: ALL_ACCESS });
-  const cap = { maxSendWr: 32, maxSendSge: 3, maxInlineData: 64 };
+  const cap = { maxSendWr, maxSendSge: 3, maxInlineData: 64 };
   const dci = mlx5dv.createQp(pd, { sendCq: cq, cap }, { dcType: Mlx5dvDcType.DCI, ...mlx5Attr });
   startInitiator(dci);
   return { context, pd, cq, dci, mr };
@@ -94,8 +94,8 @@ export class DcPair implements Disposable {
   readonly ah: AddressHandle;
   readonly remote: RemoteRegion;
 
-  constructor(mlx5Attr: mlx5dv.Mlx5dvQpInitAttr = {}) {
-    this.a = openInitiator(deviceA, mlx5Attr);
+  constructor(mlx5Attr: mlx5dv.Mlx5dvQpInitAttr = {}, maxSendWr = 32) {
+    this.a = openInitiator(deviceA, mlx5Attr, maxSendWr);
     this.b = openTarget(deviceB);
     this.ah = addressOf(this.a, this.b);
     this.remote = new RemoteRegion(JSON.parse(JSON.stringify(this.b.mr.remote())));

@@ -181,8 +181,8 @@ int main(int argc, char** argv) {
   if (argc > 2 && !strcmp(argv[1], "child")) return child_task(argv[2]);
   if (argc > 2 && !strcmp(argv[1], "bench")) return benchmark(atol(argv[2]));
   const char* only = argc > 1 ? argv[1] : "";
-  const struct check* groups[] = {data_checks, cq_checks,    error_checks,  object_checks,
-                                  dc_checks,   ioctl_checks, process_checks};
+  const struct check* groups[] = {data_checks, cq_checks,  error_checks, object_checks,
+                                  dc_checks,   xrc_checks, ioctl_checks, process_checks};
   int passed = 0, failed = 0;
   setvbuf(stdout, NULL, _IOLBF, 0);
   for (size_t g = 0; g < sizeof groups / sizeof *groups; g++)

@@ -13,8 +13,8 @@ struct check {
   const char* name;
   bool (*run)(void);
 };
-extern const struct check data_checks[], cq_checks[], error_checks[], object_checks[], dc_checks[], ioctl_checks[],
-    process_checks[]; /* end with a null name */
+extern const struct check data_checks[], cq_checks[], error_checks[], object_checks[], dc_checks[], xrc_checks[],
+    ioctl_checks[], process_checks[]; /* end with a null name */
 
 #define EXPECT(condition)                                          \
   do {                                                             \
