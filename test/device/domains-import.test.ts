@@ -182,6 +182,41 @@ describe('importDevice', () => {
     expect(b.mr.slice().length).toBe(b.mr.length);
   });
 
+  it.skipIf(isRxe)('has queues of its own, which use what was imported', async () => {
+    using pair = await Pair.connect();
+    const { a, b } = pair;
+    const context = importDevice(b.context.cmdFd);
+    const pd = context.importPd(b.pd.nativeHandle);
+    const { nativeHandle, addr, access } = b.mr;
+    const mr = pd.importMr(nativeHandle, { addr, access });
+    const peer = openSide(deviceA);
+    const attr = { cap: { maxSendWr: 8, maxRecvWr: 8 } };
+    for (const srq of [undefined, pd.createSrq({ maxWr: 8 })]) {
+      const cq = srq ? context.createCqEx(64) : context.createCq(64);
+      const qp = pd.createQp({ sendCq: cq, ...attr, ...(srq && { srq }) });
+      const other = peer.pd.createQp({ sendCq: peer.cq, ...attr });
+      await connectSides({ ...peer, qp: other }, { context, pd, cq: cq as typeof b.cq, qp, mr });
+      const receiver = srq ?? qp;
+      receiver.postRecv({ wrId: 6, sgList: mr.slice(0, 500) });
+      const sent = fill(peer.mr.buffer.subarray(0, 500), srq ? 21 : 22);
+      other.postSend({ opcode: WrOpcode.SEND_WITH_IMM, sgList: peer.mr.slice(0, 500), immData: 9 });
+      expect(await completion(cq as typeof b.cq, 'the receive')).toMatchObject({ wrId: 6, byteLen: 500, immData: 9 });
+      // It is the memory of the context that it was imported from.
+      expect(b.mr.buffer.subarray(0, 500).equals(sent)).toBe(true);
+      qp.postSend({
+        opcode: WrOpcode.RDMA_WRITE,
+        sgList: mr.slice(0, 500),
+        remote: new RemoteRegion(peer.mr.remote()).slice(1000),
+      });
+      expect(await completion(cq as typeof b.cq, 'the write')).toMatchObject({ status: WcStatus.SUCCESS });
+      expect(peer.mr.buffer.subarray(1000, 1500).equals(sent)).toBe(true);
+      for (const each of [other, qp]) each.close();
+    }
+    for (const each of [context, peer.context]) each.close({ cascade: true });
+    a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 8), remote: pair.remote.slice() });
+    expect(await completion(a.cq)).toMatchObject({ status: WcStatus.SUCCESS });
+  });
+
   it('says what is wrong with it', () => {
     const context = openDevice(deviceB);
     const file = openSync('/proc/self/cmdline', 'r');

@@ -453,6 +453,7 @@ method_fn method_devx_other HIDDEN, method_devx_obj_query HIDDEN, method_devx_ob
 method_fn method_counters_create HIDDEN, method_counters_destroy HIDDEN, method_counters_read HIDDEN;
 method_fn method_uar_alloc HIDDEN, method_uar_destroy HIDDEN, method_pd_query HIDDEN, method_query_mr HIDDEN;
 method_fn method_advise_mr HIDDEN, method_reg_dmabuf_mr HIDDEN;
+method_fn method_cq_create HIDDEN, method_qp_create HIDDEN, method_srq_create HIDDEN;
 method_fn method_dm_alloc HIDDEN, method_dm_free HIDDEN, method_dm_query HIDDEN, method_dm_reg_mr HIDDEN;
 
 command_fn cmd_ex_create_flow HIDDEN, cmd_ex_destroy_flow HIDDEN, cmd_ex_create_wq HIDDEN, cmd_ex_modify_wq HIDDEN;
