@@ -202,6 +202,24 @@ export class RdmaProtocolError extends Error {
   }
 }
 
+/**
+ * A queue pair has failed by itself, most often because it has refused a request of its peer: `code` is
+ * `'ERR_RDMA_QP_FAILED'`.
+ */
+export class RdmaQpFailedError extends Error {
+  /** Always `'ERR_RDMA_QP_FAILED'`. */
+  readonly code = 'ERR_RDMA_QP_FAILED';
+  /** The asynchronous event that said so: `EventType.QP_ACCESS_ERR`, `QP_REQ_ERR` or `QP_FATAL`. */
+  readonly event: number;
+
+  /** @internal */
+  constructor(what: string, event: number, eventName: string, text: string) {
+    super(`${what} has failed: ${text} (${eventName})`);
+    this.name = 'RdmaQpFailedError';
+    this.event = event;
+  }
+}
+
 /** A work request was executed and failed. Thrown by helpers that promise success; `cq.poll()` returns it as data. */
 export class WorkCompletionError extends Error {
   /** How it ended: one of `WcStatus`. */

@@ -62,6 +62,7 @@ export {
   RdmaError,
   RdmaPeerLeftError,
   RdmaProtocolError,
+  RdmaQpFailedError,
   RdmaUnavailableError,
   WorkCompletionError,
 } from './errors.ts';

@@ -1,6 +1,12 @@
 import { inspect } from 'node:util';
 import { abortSignal, boolean, instance, integer, readOptions, typeError, uint32, valueError } from '../args.ts';
-import { RdmaClosedError, RdmaDeviceLostError, RdmaPeerLeftError, type WorkCompletionError } from '../errors.ts';
+import {
+  RdmaClosedError,
+  RdmaDeviceLostError,
+  RdmaPeerLeftError,
+  RdmaQpFailedError,
+  type WorkCompletionError,
+} from '../errors.ts';
 import { type Inspecting, shown, word } from '../inspect.ts';
 import { AccessFlags, QpState, SendFlags, WcFlags, WcStatus, WrOpcode } from '../native/constants.gen.ts';
 import { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
@@ -58,7 +64,8 @@ export class Endpoint extends Operations {
   /**
    * Resolves when the connection has ended, with the reason: undefined after `close()`; the {@link WorkCompletionError} of
    * the first operation that failed; RdmaPeerLeftError when the peer has left (by the connection manager: others cannot
-   * know); RdmaDeviceLostError. Never rejects.
+   * know); RdmaQpFailedError when a request of the peer was refused, where the device tells; RdmaDeviceLostError.
+   * Never rejects.
    */
   readonly closed: Promise<Error | undefined>;
   readonly #sends: RequestQueue<SendWr>;
@@ -97,6 +104,10 @@ export class Endpoint extends Operations {
     });
     qp.onGone = (error) => {
       if (this.#closing) return;
+      if (error instanceof RdmaQpFailedError) {
+        this.#fail(error);
+        return;
+      }
       this.#ended(error);
       // Of a device that is lost the completions may still be taken that there are.
       if (!qp.lost) this.#abandon(error);

@@ -3,7 +3,7 @@ import { integer, oneOf, readOptions, uint32 } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { hex, named } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
-import { QpAttrMask, QpState, QpType, WrOpcode } from '../native/constants.gen.ts';
+import { type EventType, QpAttrMask, QpState, QpType, WrOpcode } from '../native/constants.gen.ts';
 import type { QpCap, QpHandle } from '../native/native.ts';
 import type { Context } from './context.ts';
 import { Flow } from './flow.ts';
@@ -231,6 +231,9 @@ export abstract class AnyQueuePair extends Resource {
     (this as { qpNum: number }).qpNum = qpNum;
     this.context.events.enter('qp', qpNum, this);
   }
+
+  /** An event says that it has failed. @internal */
+  failed(_event: EventType): void {}
 
   /** It is in that state now. @internal */
   protected abstract entered(state: number): void;

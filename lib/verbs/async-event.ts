@@ -120,7 +120,12 @@ export class AsyncEvents {
       const kind = kinds[which];
       if (kind === 'portNum') this.#events.push({ type, portNum: number });
       else if (kind === undefined) this.#events.push({ type });
-      else this.#events.push({ type, kind, element: this.#elements.get(`${kind}${number}`) });
+      else {
+        const element = this.#elements.get(`${kind}${number}`);
+        this.#events.push({ type, kind, element });
+        if (kind === 'qp' && failures.includes(type))
+          (element?.deref() as AnyQueuePair | undefined)?.failed(type as EventType);
+      }
     }
     if (isFatal) {
       this.#isFatal = true;
@@ -129,6 +134,9 @@ export class AsyncEvents {
     for (const wake of this.#waiters) wake();
   }
 }
+
+// After these a queue pair is in the error state.
+const failures: readonly number[] = [EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR];
 
 // As in native/verbs/async_event.cc.
 const kinds = [undefined, 'portNum', 'qp', 'cq', 'srq', 'wq'] as const;

@@ -1,9 +1,9 @@
 import { constants } from 'node:os';
 import { instance, integer, rangeError, readOptions, uint32, valueError } from '../args.ts';
-import { PostError, RdmaClosedError, RdmaDeviceLostError, RdmaError } from '../errors.ts';
+import { PostError, RdmaClosedError, RdmaDeviceLostError, RdmaError, RdmaQpFailedError } from '../errors.ts';
 import { brief, nameOf, word } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
-import { MwType, QpState, QpType, SendFlags, SendOpsFlags } from '../native/constants.gen.ts';
+import { EventType, MwType, QpState, QpType, SendFlags, SendOpsFlags } from '../native/constants.gen.ts';
 import type { NativeMlx5QpInitAttr } from '../native/native.ts';
 import { GRH_BYTES } from './address-handle.ts';
 import { AnyQueuePair } from './any-queue-pair.ts';
@@ -21,6 +21,7 @@ import type { Resource } from './resource.ts';
 import { SendList } from './send-list.ts';
 import type { SendWr } from './send-wr.ts';
 import type { SharedReceiveQueue } from './shared-receive-queue.ts';
+import { eventTypeStr } from './text.ts';
 import { type InFlight, type Using, WorkQueue } from './work-queue.ts';
 
 const { RESET, INIT, RTR, RTS, SQD, SQE, ERR } = QpState;
@@ -63,7 +64,7 @@ export class QueuePair extends AnyQueuePair {
   readonly #sends: SendList;
   readonly #recvs: RecvList;
   readonly #leave: () => void;
-  /** Told when it is closed, and when its device is lost. @internal */
+  /** Told when it is closed, when its device is lost, and when an event says that it has failed. @internal */
   onGone: ((error: Error) => void) | undefined;
 
   /** @internal */
@@ -307,6 +308,12 @@ export class QueuePair extends AnyQueuePair {
       recvsInFlight: this.srq ? undefined : word(`${this.recvsInFlight} of ${maxRecvWr}`),
       srq: this.srq ? brief(this.srq) : undefined,
     };
+  }
+
+  /** @internal */
+  override failed(event: EventType): void {
+    const text = eventTypeStr(event);
+    this.onGone?.(new RdmaQpFailedError(this.describe(), event, nameOf(EventType, event), text));
   }
 
   /** @internal */

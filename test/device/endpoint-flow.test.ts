@@ -3,16 +3,18 @@ import { describe, expect, it, vi } from 'vitest';
 import {
   AccessFlags,
   type Endpoint,
+  EventType,
   type MemoryRegion,
   QueueFullError,
   RdmaClosedError,
+  RdmaQpFailedError,
   RemoteRegion,
   type SendWr,
   type WorkCompletionError,
   WrOpcode,
 } from '../../lib/index.ts';
 import { Ends } from './endpoints.ts';
-import { expectNoLeaks, fill, thrown, within } from './fixture.ts';
+import { expectNoLeaks, fill, isRxe, thrown, within } from './fixture.ts';
 
 expectNoLeaks();
 
@@ -350,6 +352,21 @@ describe('a failure', () => {
     expect(send.statusName).toMatch(/^(REM_INV_REQ_ERR|REM_OP_ERR)$/);
     expect(send.causes[0]).toContain('the 100 bytes of the message');
     expect((await receive).causes[0]).toContain('16 bytes of its receive');
+  });
+});
+
+// Soft-RoCE raises no such event: it leaves the receives where they are, and says nothing.
+describe.runIf(!isRxe)('a request of the peer that is refused', () => {
+  it('is told to who waits for nothing, and to who waits for a message', async () => {
+    await using ends = await Ends.connect();
+    const { a, b, mrA, mrB } = ends;
+    const wrong = new RemoteRegion({ ...mrB.remote(), rkey: mrB.rkey ^ 0x5500 });
+    expect(await rejection(a.write(mrA.slice(0, 8), wrong.slice()))).toMatchObject({ statusName: 'REM_ACCESS_ERR' });
+    const reason = await within(b.closed, 'the end');
+    expect(reason).toBeInstanceOf(RdmaQpFailedError);
+    expect(reason).toMatchObject({ code: 'ERR_RDMA_QP_FAILED', event: EventType.QP_ACCESS_ERR });
+    const late = (await rejection(b.recv(mrB.slice(0, 8)))) as WorkCompletionError;
+    expect(late.causes[0]).toContain('QP_ACCESS_ERR');
   });
 });
 
