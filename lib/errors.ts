@@ -109,6 +109,32 @@ export class PostError extends RdmaError {
   }
 }
 
+/**
+ * The driver of a GPU refused. Its statuses are another number space than errno.
+ */
+export class GpuError extends Error {
+  /** The driver's name of the status, such as `'CUDA_ERROR_OUT_OF_MEMORY'`. Stable; test for this one. */
+  readonly code: string;
+  /** The status as it came. */
+  readonly status: number;
+  /** The driver's function that failed, such as `'cuMemAlloc'`. */
+  readonly syscall: string;
+
+  /**
+   * @param syscall - the driver's function
+   * @param status - its status
+   * @param code - the status' name
+   * @param text - the status in words, by the driver
+   */
+  constructor(syscall: string, status: number, code: string, text: string) {
+    super(`${syscall} ${code}: ${text}`);
+    this.name = 'GpuError';
+    this.code = code;
+    this.status = status;
+    this.syscall = syscall;
+  }
+}
+
 /** RDMA cannot be used here at all: `code` is `'ERR_RDMA_UNAVAILABLE'`. The message says what to install. */
 export class RdmaUnavailableError extends Error {
   /** Always `'ERR_RDMA_UNAVAILABLE'`. */

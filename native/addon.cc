@@ -11,8 +11,9 @@ namespace rdma {
 namespace {
 
 Napi::Value SetErrorClass(const Napi::CallbackInfo& info) {
-  if (!info[0].IsFunction()) ThrowType(info.Env(), "RdmaError is not a function");
+  if (!info[0].IsFunction() || !info[1].IsFunction()) ThrowType(info.Env(), "an error class is not a function");
   Environment::Of(info.Env()).rdma_error = Napi::Persistent(info[0].As<Napi::Function>());
+  Environment::Of(info.Env()).gpu_error = Napi::Persistent(info[1].As<Napi::Function>());
   return info.Env().Undefined();
 }
 
@@ -54,6 +55,7 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   ExportAddrInfo(exports);
   ExportDmabuf(exports);
   ExportFdSocket(exports);
+  ExportGpuMemory(exports);
   ExportDatapath(exports);
   ExportWcRingEx(exports);
   ExportConstants(exports);

@@ -94,10 +94,12 @@ async function runInside() {
 }
 
 async function runAll() {
-  // cm-ping.mjs runs beside rping in test/device/cm-interop.test.ts: its port is none that one can see.
+  // cm-ping.mjs runs beside rping in test/device/cm-interop.test.ts: its port is none that one can see. gpu-target.mjs needs
+  // a device that registers DMA-BUFs: test/device/dmabuf-processes.test.ts.
   const covered = [
     'demo.mjs',
     'cm-ping.mjs',
+    'gpu-target.mjs',
     ...whole.map(({ name }) => name),
     ...pairs.map(({ name }) => name.split(' ')[0]),
   ];

@@ -20,7 +20,9 @@ const script = (name, ...args) => [node, join(root, 'scripts', `${name}.mjs`), .
 
 const model = join(root, 'build/model/libmlx5model.so');
 const cSources = () =>
-  [...filesBelow('native'), ...filesBelow('test/mlx5-model')].filter((file) => /\.(c|cc|h)$/.test(file));
+  [...filesBelow('native'), ...filesBelow('test/mlx5-model'), ...filesBelow('test/gpu-drivers')].filter((file) =>
+    /\.(c|cc|h)$/.test(file),
+  );
 
 /** A suite of vitest; its counts come from the JSON that it writes. `through` is what it is started by. */
 function suite(step, projects, { through = [], more = [], ...rest } = {}) {
@@ -44,29 +46,38 @@ const onModel = { RDMA_TEST_REQUIRED: '1', RDMA_TEST_BACKEND: 'model' };
  */
 const steps = {
   image: { builds: true, command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare'] },
+  'gpu-drivers': {
+    builds: true,
+    command: ['make', '-C', 'test/gpu-drivers', `OUT=${join(root, 'build/gpu-drivers')}`],
+  },
   model: { builds: true, command: ['make', '-C', 'test/mlx5-model', `OUT=${join(root, 'build/model')}`] },
-  // Two builds at a time of one kernel's initrd would be one too many.
+  // With the compiler that Debian's kernel was made by; other distributions have another one, and other packages of kernels.
   'rxe-dmabuf': {
     builds: true,
+    tool: 'gcc-12',
     needs: ['image'],
     command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare', '--rxe-dmabuf'],
   },
   // Under emulation the loading of the modules costs more than the tests: once for all files.
   rxe: suite('rxe', ['device', 'interop'], {
-    needs: ['image'],
+    needs: ['image', 'gpu-drivers'],
     through: inVm('rxe', 'rxe'),
     more: ['--no-isolate'],
   }),
   dmabuf: suite('dmabuf', 'device', {
-    needs: ['rxe-dmabuf'],
+    tool: 'gcc-12',
+    needs: ['rxe-dmabuf', 'gpu-drivers'],
     through: [...inVm('dmabuf', 'rxe'), '--env', 'RDMA_TEST_DMABUF=1', '--rxe-dmabuf'],
-    more: ['--no-isolate', 'test/device/dmabuf'],
+    more: ['--no-isolate', 'test/device/dmabuf', 'test/device/gpu'],
   }),
   sanitized: { builds: true, command: script('build', '--sanitize') },
   tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
-  device: suite('device', 'device', { needs: ['model'], env: () => ({ ...onModel, LD_PRELOAD: model }) }),
+  device: suite('device', 'device', {
+    needs: ['model', 'gpu-drivers'],
+    env: () => ({ ...onModel, LD_PRELOAD: model }),
+  }),
   asan: suite('asan', 'device', {
-    needs: ['model', 'sanitized'],
+    needs: ['model', 'gpu-drivers', 'sanitized'],
     env: () => ({
       ...onModel,
       NODE_RDMA_ADDON: join(root, 'build/asan/node_rdma.node'),
@@ -90,6 +101,8 @@ const steps = {
       NODE_RDMA_LIBIBVERBS: '/nonexistent/libibverbs.so.1',
       NODE_RDMA_LIBRDMACM: '/nonexistent/librdmacm.so.1',
       NODE_RDMA_LIBMLX5: '/nonexistent/libmlx5.so.1',
+      NODE_RDMA_LIBCUDA: '/nonexistent/libcuda.so.1',
+      NODE_RDMA_LIBHSA: '/nonexistent/libhsa-runtime64.so.1',
     }),
   }),
   biome: { command: [node, bin('@biomejs/biome/bin/biome'), 'ci', '--colors=off', '.'] },

@@ -4,7 +4,7 @@ import { constants } from 'node:os';
 import { integer, rangeError, readOptions, typeError, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
-import type { DmabufHandle, NativeDmabuf } from '../native/native.ts';
+import type { DmabufHandle, NativeDmabuf } from '../native/native-gpu.ts';
 import type { MemoryRegion } from '../verbs/memory-region.ts';
 import type { ProtectionDomain } from '../verbs/protection-domain.ts';
 import type { RegMrOptions } from '../verbs/registration.ts';

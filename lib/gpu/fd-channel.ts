@@ -13,7 +13,7 @@ import {
 } from '../args.ts';
 import { RdmaClosedError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
-import type { FdSocketEventsHandle, FdSocketHandle } from '../native/native.ts';
+import type { FdSocketEventsHandle, FdSocketHandle } from '../native/native-gpu.ts';
 import { Resource } from '../verbs/resource.ts';
 import { DmaBuf } from './dmabuf.ts';
 

@@ -5,6 +5,7 @@
  * @module
  */
 
+export { GpuError } from '../errors.ts';
 export {
   type CpuAccess,
   DmaBuf,
@@ -23,4 +24,14 @@ export {
   type FdWaitOptions,
   listenFd,
 } from './fd-channel.ts';
+export {
+  adoptGpuMemory,
+  Gpu,
+  type GpuAllocOptions,
+  type GpuDriver,
+  type GpuVendor,
+  gpuDrivers,
+  listGpus,
+} from './gpu.ts';
+export { GpuBuffer, type GpuExport, type GpuRegion, type GpuRegisterOptions } from './gpu-buffer.ts';
 export { type NearNic, nearestNics } from './placement.ts';

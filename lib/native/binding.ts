@@ -2,7 +2,7 @@
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { isDeepStrictEqual } from 'node:util';
-import { RdmaError, RdmaUnavailableError } from '../errors.ts';
+import { GpuError, RdmaError, RdmaUnavailableError } from '../errors.ts';
 import { Layout } from './layout.gen.ts';
 import type { Binding } from './native.ts';
 
@@ -96,6 +96,6 @@ function load(): Binding {
   if (!isDeepStrictEqual(addon.layout, Layout)) {
     throw new RdmaUnavailableError('The addon was built for another layout of the verbs structs; run npm run gen');
   }
-  addon.setErrorClass(RdmaError);
+  addon.setErrorClass(RdmaError, GpuError);
   return addon;
 }

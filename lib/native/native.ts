@@ -1,8 +1,9 @@
 /** The addon as TypeScript sees it. Every function checks the types of its arguments; ranges are checked in lib/. */
-import type { RdmaError } from '../errors.ts';
+import type { GpuError, RdmaError } from '../errors.ts';
 import type { QpType } from './constants.gen.ts';
 import type { Layout } from './layout.gen.ts';
 import type { CmBinding } from './native-cm.ts';
+import type { GpuBinding } from './native-gpu.ts';
 
 /** An opaque handle: a tagged object that the addon takes back as an argument. */
 export type Handle<T extends string> = { readonly handleOf: T };
@@ -24,9 +25,7 @@ export type RwqIndTableHandle = Handle<'RwqIndTable'>;
 export type XrcdHandle = Handle<'XrcDomain'>;
 export type DmHandle = Handle<'DeviceMemory'>;
 export type TdHandle = Handle<'ThreadDomain'>;
-export type DmabufHandle = Handle<'DmaBuf'>;
-export type FdSocketHandle = Handle<'FdSocket'>;
-export type FdSocketEventsHandle = Handle<'FdSocketEvents'>;
+export type GpuMemoryHandle = Handle<'GpuBuffer'>;
 
 export interface NativeDevice {
   name: string;
@@ -58,11 +57,6 @@ export interface NativeContext {
   cmdFd: number;
 }
 
-export interface NativeDmabuf {
-  handle: DmabufHandle;
-  fd: number;
-}
-
 export interface NativePd {
   handle: PdHandle;
   nativeHandle: number;
@@ -75,6 +69,7 @@ type RegDmabufMrArgs = readonly [
   length: number,
   iova: bigint,
   access: number,
+  gpu?: GpuMemoryHandle,
 ];
 
 /** A region that was registered anew, or was not: then `errno` is not 0. */
@@ -108,6 +103,7 @@ type RegMrAddressArgs = readonly [
   length: number | null,
   access: number,
   iova: bigint | undefined,
+  gpu?: GpuMemoryHandle,
 ];
 
 type AllocMrArgs = readonly [
@@ -185,8 +181,8 @@ export const NEW_ERA = -1;
 export const QUEUE_HEAD = 0;
 export const QUEUE_TAIL = 1;
 
-export interface Binding extends CmBinding {
-  setErrorClass(type: typeof RdmaError): void;
+export interface Binding extends CmBinding, GpuBinding {
+  setErrorClass(type: typeof RdmaError, ofGpus: typeof GpuError): void;
   census(): { open: number; leaked: number };
   loadState(): { available: boolean; path: string; error: string };
   constants: Record<string, number>;
@@ -388,26 +384,6 @@ export interface Binding extends CmBinding {
   destroyWq(wq: WqHandle): void;
   createRwqIndTable(context: ContextHandle, wqs: WqHandle[]): { handle: RwqIndTableHandle; indTblNum: number };
   destroyRwqIndTable(table: RwqIndTableHandle): void;
-
-  createUdmabuf(memfd: number | null, offset: number, length: number): NativeDmabuf;
-  allocDmaHeap(heap: string, length: number): NativeDmabuf;
-  duplicateDmabuf(fd: number): NativeDmabuf;
-  dmabufOfProcess(pid: number, fd: number): NativeDmabuf;
-  mapDmabuf(dmabuf: DmabufHandle, length: number, writable: boolean): ArrayBuffer;
-  syncDmabuf(dmabuf: DmabufHandle, read: boolean, write: boolean, end: boolean): void;
-  closeDmabuf(dmabuf: DmabufHandle): void;
-  connectFdSocket(path: string): FdSocketHandle;
-  listenFdSocket(path: string): FdSocketHandle;
-  duplicateFdSocket(fd: number): FdSocketHandle;
-  acceptFdSocket(socket: FdSocketHandle): FdSocketHandle | null;
-  sendFds(socket: FdSocketHandle, fds: number[], bytes: Uint8Array): void;
-  receiveFds(socket: FdSocketHandle): { dmabufs: NativeDmabuf[]; bytes: Buffer } | null;
-  closeFdSocket(socket: FdSocketHandle): void;
-  /** The callback is called once for each start. */
-  createFdSocketEvents(socket: FdSocketHandle, callback: () => void): FdSocketEventsHandle;
-  startFdSocketEvents(events: FdSocketEventsHandle): void;
-  stopFdSocketEvents(events: FdSocketEventsHandle): void;
-  closeFdSocketEvents(events: FdSocketEventsHandle): void;
 
   /** The words of the doorbell. */
   doorbell: ArrayBuffer;

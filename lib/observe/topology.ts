@@ -112,8 +112,11 @@ export function readTopology(options: { sysfs?: string } = {}): Topology {
 function readGpus(sysfs: string): Placed[] {
   const folder = join(sysfs, 'bus/pci/devices');
   const found = listFolder(folder).flatMap((address) => {
-    // Display controllers: VGA and 3D. Those on the board itself are no accelerators.
-    const isGpu = /^0x0300|^0x0302/.test(readText(join(folder, address, 'class')) ?? '');
+    // Display controllers: VGA, 3D and others; and what AMD calls processing accelerators. Those on the board itself, of other
+    // vendors, are no accelerators.
+    const kind = readText(join(folder, address, 'class')) ?? '';
+    const isAmd = readText(join(folder, address, 'vendor')) === '0x1002';
+    const isGpu = /^0x(0300|0302|0380)/.test(kind) || (isAmd && kind.startsWith('0x1200'));
     const isKnown = ['0x10de', '0x1002', '0x8086'].includes(readText(join(folder, address, 'vendor')) ?? '');
     const path = realPath(join(folder, address));
     if (!isGpu || !isKnown || path === undefined) return [];

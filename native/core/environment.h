@@ -22,6 +22,8 @@ class Environment {
 
   // The class RdmaError of TypeScript: (syscall, errno, detail?) => Error. Handed over once, at load.
   Napi::FunctionReference rdma_error;
+  // The class GpuError: (syscall, status, name, text) => Error. Likewise.
+  Napi::FunctionReference gpu_error;
 
   // Where the data path is entered.
   std::shared_ptr<Doorbell> doorbell;

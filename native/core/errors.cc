@@ -6,6 +6,13 @@
 namespace rdma {
 
 Napi::Error MakeVerbError(Napi::Env env, const VerbError& error) {
+  if (error.driver != nullptr) {
+    const Napi::FunctionReference& type = Environment::Of(env).gpu_error;
+    if (type.IsEmpty()) return Napi::Error::New(env, std::string(error.verb) + " failed before setErrorClass()");
+    return Napi::Error(env, type.New({Napi::String::New(env, error.verb), Napi::Number::New(env, error.err),
+                                      Napi::String::New(env, error.driver->name(error.err)),
+                                      Napi::String::New(env, error.driver->text(error.err))}));
+  }
   const MissingFunction missing = TakeMissingFunction();
   Napi::Value detail = env.Undefined();
   if (error.err == EOPNOTSUPP && missing.name != nullptr) {

@@ -66,13 +66,14 @@ Outcome<std::shared_ptr<MrHandle>> MrHandle::RegisterDm(std::shared_ptr<PdHandle
 }
 
 Outcome<std::shared_ptr<MrHandle>> MrHandle::RegisterDmabuf(std::shared_ptr<PdHandle> pd, int fd, uint64_t offset,
-                                                            size_t length, uint64_t iova, unsigned int access) {
+                                                            size_t length, uint64_t iova, unsigned int access,
+                                                            std::shared_ptr<void> memory) {
   if (pd->get() == nullptr) return VerbError{"ibv_reg_dmabuf_mr", EBADF};
   errno = 0;
   auto mr =
       FromPtr("ibv_reg_dmabuf_mr", ibv_reg_dmabuf_mr(pd->get(), offset, length, iova, fd, static_cast<int>(access)));
   if (mr.error) return mr.error;
-  return std::shared_ptr<MrHandle>(new MrHandle(std::move(pd), mr.value, iova, nullptr));
+  return std::shared_ptr<MrHandle>(new MrHandle(std::move(pd), mr.value, iova, std::move(memory)));
 }
 
 Outcome<std::shared_ptr<MrHandle>> MrHandle::Import(std::shared_ptr<PdHandle> pd, uint32_t handle, uint64_t iova) {

@@ -37,9 +37,10 @@ class MrHandle final : public Owner {
   static Outcome<std::shared_ptr<MrHandle>> AllocNull(std::shared_ptr<PdHandle> pd);
   static Outcome<std::shared_ptr<MrHandle>> RegisterDm(std::shared_ptr<PdHandle> pd, std::shared_ptr<DmHandle> dm,
                                                        uint64_t offset, size_t length, unsigned int access);
-  // The region keeps the memory of the DMA-BUF: the descriptor may be closed.
+  // The region keeps the memory of the DMA-BUF: the descriptor may be closed. `memory` is held besides.
   static Outcome<std::shared_ptr<MrHandle>> RegisterDmabuf(std::shared_ptr<PdHandle> pd, int fd, uint64_t offset,
-                                                           size_t length, uint64_t iova, unsigned int access);
+                                                           size_t length, uint64_t iova, unsigned int access,
+                                                           std::shared_ptr<void> memory);
   // The region that another context of the same device file has registered; it deregisters it.
   static Outcome<std::shared_ptr<MrHandle>> Import(std::shared_ptr<PdHandle> pd, uint32_t handle, uint64_t iova);
   ~MrHandle() override { Destroy(); }

@@ -7,9 +7,17 @@
 
 namespace rdma {
 
+// What the statuses of a GPU's driver are called, and say; they are another number space than errno.
+struct DriverErrors {
+  const char* (*name)(int);
+  const char* (*text)(int);
+};
+
 struct VerbError {
   const char* verb = nullptr;
   int err = 0;
+  // Null where `err` is an errno.
+  const DriverErrors* driver = nullptr;
   explicit operator bool() const { return err != 0; }
 };
 

@@ -10,6 +10,7 @@
 
 #include "core/args.h"
 #include "core/promise_worker.h"
+#include "gpu/gpu.h"
 #include "verbs/verbs.h"
 
 namespace rdma {
@@ -38,9 +39,31 @@ std::shared_ptr<void> Pin(Napi::ArrayBuffer buffer) {
   return reference;
 }
 
+}  // namespace
+
+Memory MemoryArgs(const Napi::CallbackInfo& info, size_t index) {
+  Napi::Env env = info.Env();
+  if (!info[index].IsArrayBuffer()) ThrowType(env, "memory is not an ArrayBuffer");
+  auto buffer = info[index].As<Napi::ArrayBuffer>();
+  const size_t offset = SizeArg(info, index + 1, "byteOffset");
+  const size_t length = SizeArg(info, index + 2, "byteLength");
+  if (buffer.IsDetached() || offset > buffer.ByteLength() || length > buffer.ByteLength() - offset) {
+    ThrowType(env, "memory does not have that range");
+  }
+  return {static_cast<uint8_t*>(buffer.Data()) + offset, length, Pin(buffer)};
+}
+
+namespace {
+
 std::optional<uint64_t> IovaArg(const Napi::CallbackInfo& info, size_t index) {
   if (info[index].IsUndefined()) return std::nullopt;
   return Uint64Arg(info, index, "iova");
+}
+
+// The memory of a GPU that the region must hold; none where it is not given.
+std::shared_ptr<void> GpuMemoryArg(const Napi::CallbackInfo& info, size_t index) {
+  if (info[index].IsUndefined()) return nullptr;
+  return std::make_shared<Parent<GpuMemoryHandle>>(HandleArg<GpuMemoryHandle>(info, index));
 }
 
 // Memory to be registered. `memory` keeps it where it is; null for an address whose owner is somebody else.
@@ -57,25 +80,6 @@ struct Range {
   }
 };
 
-struct Memory {
-  void* addr = nullptr;
-  size_t length = 0;
-  std::shared_ptr<void> pin;
-};
-
-// (..., arrayBuffer, byteOffset, byteLength, ...), the first of them at `index`.
-Memory MemoryArgs(const Napi::CallbackInfo& info, size_t index) {
-  Napi::Env env = info.Env();
-  if (!info[index].IsArrayBuffer()) ThrowType(env, "memory is not an ArrayBuffer");
-  auto buffer = info[index].As<Napi::ArrayBuffer>();
-  const size_t offset = SizeArg(info, index + 1, "byteOffset");
-  const size_t length = SizeArg(info, index + 2, "byteLength");
-  if (buffer.IsDetached() || offset > buffer.ByteLength() || length > buffer.ByteLength() - offset) {
-    ThrowType(env, "memory does not have that range");
-  }
-  return {static_cast<uint8_t*>(buffer.Data()) + offset, length, Pin(buffer)};
-}
-
 // (pd, arrayBuffer, byteOffset, byteLength, access, iova or undefined)
 Range RangeArgs(const Napi::CallbackInfo& info) {
   auto pd = HandleArg<PdHandle>(info, 0);
@@ -84,7 +88,7 @@ Range RangeArgs(const Napi::CallbackInfo& info) {
           IovaArg(info, 5), std::move(memory.pin)};
 }
 
-// (pd, address, length, access, iova or undefined)
+// (pd, address, length, access, iova or undefined, GPU memory or undefined)
 Range AddressArgs(const Napi::CallbackInfo& info) {
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the caller has nothing else, and vouches for it
   auto* addr = reinterpret_cast<void*>(uintptr_t{Uint64Arg(info, 1, "address")});
@@ -95,7 +99,7 @@ Range AddressArgs(const Napi::CallbackInfo& info) {
           all ? SIZE_MAX : SizeArg(info, 2, "length"),
           Uint32Arg(info, 3, "access"),
           IovaArg(info, 4),
-          nullptr};
+          GpuMemoryArg(info, 5)};
 }
 
 Napi::Value RegisterSync(Napi::Env env, const Range& range) { return DescribeMr(env, Unwrap(env, range.Register())); }
@@ -194,17 +198,19 @@ struct Dmabuf {
   size_t length;
   uint64_t iova;
   uint32_t access;
+  std::shared_ptr<void> memory;
 
   Outcome<std::shared_ptr<MrHandle>> Register() const {
-    return MrHandle::RegisterDmabuf(pd, fd, offset, length, iova, access);
+    return MrHandle::RegisterDmabuf(pd, fd, offset, length, iova, access, memory);
   }
 };
 
-// (pd, fd, offset, length, iova, access)
+// (pd, fd, offset, length, iova, access, GPU memory or undefined)
 Dmabuf DmabufArgs(const Napi::CallbackInfo& info) {
   return {HandleArg<PdHandle>(info, 0), static_cast<int>(Uint32Arg(info, 1, "fd")),
           SizeArg(info, 2, "offset"),   SizeArg(info, 3, "length"),
-          Uint64Arg(info, 4, "iova"),   Uint32Arg(info, 5, "access")};
+          Uint64Arg(info, 4, "iova"),   Uint32Arg(info, 5, "access"),
+          GpuMemoryArg(info, 6)};
 }
 
 Napi::Value RegDmabufMrSync(const Napi::CallbackInfo& info) {

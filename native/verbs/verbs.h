@@ -37,6 +37,15 @@ RDMA_HANDLE_TYPE(XrcdHandle, "XrcDomain", 40);
 RDMA_HANDLE_TYPE(DmHandle, "DeviceMemory", 42);
 RDMA_HANDLE_TYPE(TdHandle, "ThreadDomain", 43);
 
+// Bytes of an ArrayBuffer, which `pin` keeps from being collected. Its last share goes on the environment's thread.
+struct Memory {
+  void* addr = nullptr;
+  size_t length = 0;
+  std::shared_ptr<void> pin;
+};
+// (..., arrayBuffer, byteOffset, byteLength, ...), the first of them at `index`.
+Memory MemoryArgs(const Napi::CallbackInfo& info, size_t index);
+
 using Method = Napi::Value (*)(const Napi::CallbackInfo&);
 inline void Export(Napi::Object exports, const char* name, Method method) {
   exports.Set(name, Napi::Function::New(exports.Env(), method, name));

@@ -148,6 +148,10 @@ const kinds: Record<string, string> = {
   querySrq: 'SharedReceiveQueue',
   createSrqRecvList: 'SharedReceiveQueue',
   createAsyncEvents: 'Context',
+  exportGpuMemory: 'GpuBuffer',
+  copyToGpu: 'GpuBuffer',
+  copyFromGpu: 'GpuBuffer',
+  freeGpuMemory: 'GpuBuffer',
   mapDmabuf: 'DmaBuf',
   syncDmabuf: 'DmaBuf',
   acceptFdSocket: 'FdSocket',
@@ -244,7 +248,16 @@ describe('every function of the addon', () => {
       'detach',
       'addressOf',
       ...ofQueues,
-      ...['createUdmabuf', 'allocDmaHeap', 'duplicateDmabuf', 'dmabufOfProcess'],
+      ...[
+        'gpuDriverState',
+        'listGpus',
+        'allocGpuMemory',
+        'adoptGpuMemory',
+        'createUdmabuf',
+        'allocDmaHeap',
+        'duplicateDmabuf',
+        'dmabufOfProcess',
+      ],
       ...['connectFdSocket', 'listenFdSocket', 'duplicateFdSocket'],
     ];
     others.push('getAddrInfo', ...cmFunctions);

@@ -1,5 +1,5 @@
 /** DMA-BUFs: exporters, views, registration, and traffic with them on either side. */
-import { closeSync, existsSync, fstatSync, openSync } from 'node:fs';
+import { closeSync, existsSync, fstatSync, openSync, readdirSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import {
   allocDmaHeap,
@@ -26,6 +26,7 @@ const write = (dmabuf: DmaBuf, work: (bytes: Buffer) => void): void =>
   isDmabuf ? dmabuf.cpuAccess('write', work) : work(dmabuf.map());
 
 const token = (mr: MemoryRegion) => new RemoteRegion(JSON.parse(JSON.stringify(mr.remote())));
+const openFds = () => readdirSync('/proc/self/fd').length;
 const done = { status: WcStatus.SUCCESS };
 
 describe('exporters', () => {
@@ -268,12 +269,15 @@ describe.each(exporters)('a DMA-BUF of %s', (_name, create) => {
     using pair = await Pair.connect();
     const { pd } = pair.a;
     const regions: MemoryRegion[] = [];
+    const before = openFds();
     for (let i = 0; i < 420; i++) {
       using dmabuf = create(3 * 4096);
+      dmabuf.map();
       for (let k = 0; k < 3; k++) regions.push(await dmabuf.register(pd, { offset: k * 4096, length: 4096 }));
     }
     expect(new Set(regions.map(({ lkey }) => lkey)).size).toBe(1260);
     for (const mr of regions) mr.close();
+    expect(openFds()).toBe(before);
   });
 });
 

@@ -53,6 +53,26 @@ const missing = { NODE_RDMA_LIBIBVERBS: '/nonexistent/libibverbs.so.1' };
 // As on a machine where nothing is set.
 const present = { NODE_RDMA_LIBIBVERBS: undefined, NODE_RDMA_ADDON: undefined };
 
+describe('a machine without the libraries of GPU drivers', () => {
+  it('has no GPUs, and says why', () => {
+    const gpu = `const gpu = await import('${new URL('../../dist/gpu/index.js', import.meta.url).href}');`;
+    const code = `${gpu}
+      const adopted = gpu.adoptGpuMemory('amd', 4096n, 1).catch(({ name, code, message }) => ({ name, code, message }));
+      print({ gpus: gpu.listGpus(), drivers: gpu.gpuDrivers(), adopted: await adopted });`;
+    expect(run(code)).toEqual({
+      gpus: [],
+      drivers: [
+        { vendor: 'nvidia', available: false, detail: expect.stringMatching(/nonexistent.libcuda/) },
+        { vendor: 'amd', available: false, detail: expect.stringMatching(/nonexistent.libhsa/) },
+      ],
+      adopted: {
+        ...{ name: 'RdmaUnavailableError', code: 'ERR_RDMA_UNAVAILABLE' },
+        message: expect.stringMatching(/libhsa-runtime64.*NODE_RDMA_LIBHSA names another file/),
+      },
+    });
+  });
+});
+
 describe('a machine without libibverbs', () => {
   it('imports the package, and says at the first use of a device what to install', () => {
     for (const call of ['getDeviceList()', 'openDevice()', `openDevice('mlx5_0')`]) {

@@ -3,6 +3,7 @@ import { chmodSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, w
 import { tmpdir } from 'node:os';
 import { dirname, join, relative } from 'node:path';
 import { afterAll, beforeEach, describe, expect, it } from 'vitest';
+import { nearestNics } from '../../lib/gpu/index.ts';
 import { command } from './command.ts';
 
 const folder = mkdtempSync(join(tmpdir(), 'node-rdma-machine-'));
@@ -128,6 +129,22 @@ describe('node-rdma topo', () => {
     port('mlx5_10', { state: '1: DOWN' });
     report = JSON.parse((await run('topo', '--json')).stdout);
     expect(report.nccl[0].value).toBe('=mlx5_0:1');
+  });
+
+  it('is a function, too: nearestNics()', () => {
+    machine();
+    const near = (gpu: string) => nearestNics(gpu, { sysfs }).map(({ name, distance }) => `${name} ${distance}`);
+    const first = ['mlx5_0 PIX', 'mlx5_1 PXB', 'mlx5_2 PHB', 'mlx5_3 NODE', 'mlx5_10 SYS'];
+    expect(near('0000:13:00.0')).toEqual(first);
+    expect(near('gpu0')).toEqual(first);
+    expect(near('0000:82:00.0')).toEqual(['mlx5_10 PHB', 'mlx5_0 SYS', 'mlx5_1 SYS', 'mlx5_2 SYS', 'mlx5_3 SYS']);
+    // Of AMD, which has classes of its own for accelerators.
+    pci('pci0000:80/0000:80:01.0/0000:83:00.0', { class: '0x120000', vendor: '0x1002', numa_node: '1' });
+    expect(near('0000:83:00.0')[0]).toBe('mlx5_10 PIX');
+    expect(() => near('0000:99:00.0')).toThrow(
+      "There is no GPU '0000:99:00.0' in the PCI tree; there are: GPU0 (0000:13:00.0), GPU1 (0000:82:00.0), GPU2 (0000:83:00.0)",
+    );
+    expect(() => nearestNics(0 as never)).toThrow(/gpu must be a string/);
   });
 
   it('says that there is neither GPU nor NIC', async () => {

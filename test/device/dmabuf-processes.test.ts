@@ -1,0 +1,71 @@
+/** DMA-BUFs whose process ends, on a Soft-RoCE that registers them. */
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, it } from 'vitest';
+import { runPair } from '../../examples/demo/interop.mjs';
+import { listenFd } from '../../lib/gpu/index.ts';
+import { RemoteRegion, WcStatus, WrOpcode } from '../../lib/index.ts';
+import { runChild } from './children.ts';
+import { registers } from './dmabuf.ts';
+import { ALL_ACCESS, completion, expectNoLeaks, isRxe, Pair, within } from './fixture.ts';
+
+expectNoLeaks();
+
+/** How many DMA-BUFs the kernel has. */
+const buffers = () =>
+  Number(/Total (\d+) objects/.exec(readFileSync('/sys/kernel/debug/dma_buf/bufinfo', 'utf8'))?.[1]);
+
+describe.runIf(isRxe && registers)('a DMA-BUF of another process', () => {
+  it('can be registered when that process is gone', async () => {
+    using pair = await Pair.connect();
+    const { a, b } = pair;
+    const folder = mkdtempSync(join(tmpdir(), 'dmabuf-'));
+    const listener = listenFd(join(folder, 'socket'));
+    const child = runChild('dmabuf', ['export', listener.path]);
+    const channel = await within(listener.accept(), 'the connection');
+    const [dmabuf] = (await within(channel.receive(), 'the DMA-BUF'))!.dmabufs;
+    expect(await child).toMatchObject({ code: 0, stderr: '' });
+    const mr = await dmabuf!.register(b.pd, { access: ALL_ACCESS });
+    channel.close();
+    listener.close();
+    dmabuf!.close();
+    rmSync(folder, { recursive: true });
+    const remote = new RemoteRegion(mr.remote());
+    a.qp.postSend({ opcode: WrOpcode.RDMA_READ, sgList: a.mr.slice(0, 25), remote: remote.slice(5000, 25) });
+    expect(await completion(a.cq)).toMatchObject({ status: WcStatus.SUCCESS });
+    expect(a.mr.buffer.toString('latin1', 0, 25)).toBe('of a process that is gone');
+    mr.close();
+  });
+
+  it('goes with its process when that is killed in the middle of a transfer', async () => {
+    const before = buffers();
+    let during = 0;
+    const { signal, stderr } = await runChild('dmabuf', ['transfer'], {
+      onOutput: (text, kill) => {
+        if (during !== 0 || !text.includes('writing')) return;
+        during = buffers();
+        kill('SIGKILL');
+      },
+    });
+    expect([signal, stderr, during]).toEqual(['SIGKILL', '', before + 2]);
+    expect(buffers()).toBe(before);
+  });
+
+  it('is what examples/gpu-target.mjs offers where there is no GPU, and what its peer writes into', async () => {
+    const program = [process.execPath, join(import.meta.dirname, '../../examples/gpu-target.mjs')];
+    const none = ['NODE_RDMA_LIBCUDA=/nonexistent', 'NODE_RDMA_LIBHSA=/nonexistent'];
+    const [service, peer] = await runPair(
+      ['env', 'NODE_RDMA_DEVICE=rxe0', ...none, ...program],
+      ['env', 'NODE_RDMA_DEVICE=rxe1', ...program, '127.0.0.1'],
+      18520,
+    );
+    expect(service).toContain('memory of udmabuf, registered by dmabuf');
+    expect(service).toContain('written into it: Straight into the memory of the device!');
+    expect(peer).toContain('39 bytes written');
+  });
+});
+
+it('needs no such process here', () => {
+  expect(process.env.RDMA_TEST_DMABUF === '1').toBe(isRxe && registers);
+});
