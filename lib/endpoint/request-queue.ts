@@ -177,7 +177,8 @@ export class RequestQueue<Wr extends SendWr | RecvWr> implements Using {
       // A mistake in any of them, such as memory that was closed, and none was posted: it is found one by one.
       if (requests.length > 1 && !(error instanceof PostError)) most = 1;
       else if (refused !== undefined) {
-        this.#settleWaiting(refused, error);
+        this.withdraw(refused);
+        refused.reject(error);
       }
     }
   }
@@ -300,5 +301,6 @@ function settle(request: Request, error: Error): void {
 /** The local memory of a request. @internal */
 export function slicesOf({ sgList }: SendWr | RecvWr): readonly MemorySlice[] {
   if (MemorySlice.is(sgList)) return [sgList];
-  return sgList ?? [];
+  // One that waits for the end of its turn was not checked yet.
+  return Array.isArray(sgList) ? sgList.filter(MemorySlice.is) : [];
 }

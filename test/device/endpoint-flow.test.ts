@@ -231,6 +231,11 @@ describe('options of operations', () => {
     expect(mrB.buffer.subarray(0, count * 100).equals(pattern.subarray(0, count * 100))).toBe(true);
     expect(completions()).toBeLessThan(count / 2);
     expect(a.qp.sendsInFlight).toBe(0);
+    // What nobody waits for is told all the same when it is a mistake, and does not hold up the others.
+    const wrong = rejection(a.write(mrA.slice(0, 8), undefined as never, { signaled: false }));
+    const right = a.write(mrA.slice(0, 8), remoteB.slice(), { signaled: false });
+    expect((await wrong).message).toMatch(/remote must be/);
+    await right;
     const atomic = a.fetchAdd(mrA.slice(0, 8), remoteB.slice(), 1n, { signaled: false });
     expect((await rejection(atomic)).message).toMatch(/options\.signaled/);
     expect((await rejection(a.send(mrA.slice(0, 4), { signaled: 1 as never }))).message).toMatch(/options\.signaled/);
