@@ -246,6 +246,19 @@ export class RdmaQpFailedError extends Error {
   }
 }
 
+/** A handler of the peer threw, or there is none: see `Calls`. What it says comes from the peer. */
+export class CallError extends Error {
+  /** The `code` of what the handler threw, if it had one; `'ERR_RDMA_NO_METHOD'` when there is no such method. */
+  readonly code: string | undefined;
+
+  /** @param message - what went wrong */
+  constructor(message: string, code?: string) {
+    super(message);
+    this.name = 'CallError';
+    this.code = code;
+  }
+}
+
 /** A work request was executed and failed. Thrown by helpers that promise success; `cq.poll()` returns it as data. */
 export class WorkCompletionError extends Error {
   /** How it ended: one of `WcStatus`. */

@@ -40,6 +40,15 @@ export { Message, type Place } from './endpoint/message-receiver.ts';
 export { Messages, type MessagesOptions } from './endpoint/messages.ts';
 export { type OperationOptions, Operations, type Received } from './endpoint/operations.ts';
 export { BufferPool, type BufferPoolOptions, type OutstandingBuffer, PoolBuffer } from './endpoint/pool.ts';
+export {
+  type CallAnswer,
+  type CallHandlers,
+  type CallMethods,
+  type CallOptions,
+  Calls,
+  type CallsOptions,
+  type IncomingCall,
+} from './endpoint/rpc.ts';
 export { Scope } from './endpoint/scope.ts';
 export { SharedMemory } from './endpoint/shared-memory.ts';
 export { RdmaSocket, type RdmaSocketOptions } from './endpoint/stream.ts';
@@ -53,6 +62,7 @@ export {
 } from './endpoint/tcp.ts';
 export {
   BusyError,
+  CallError,
   CmError,
   CqOverrunError,
   PostError,

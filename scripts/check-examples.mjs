@@ -20,6 +20,7 @@ const whole = [
   { name: 'raw-verbs.mjs', prints: 'after 1000 writes the other side has 1000' },
   { name: 'events.mjs', prints: 'receive 4: message 5' },
   { name: 'datagram.mjs', prints: 'answer of 31 bytes: It is ' },
+  { name: 'kv.mjs', prints: '3 clients have counted to 30' },
 ];
 
 /** A server and its client, and what both print. */

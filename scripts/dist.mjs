@@ -17,6 +17,7 @@ const entries = [
   'cli/main',
   'cli/program',
   'endpoint/connect',
+  'endpoint/messages',
   'native/binding',
   'perf/measure',
   'perf/perf',

@@ -138,6 +138,11 @@ export class Messages {
     return this.#sender.maxCopied;
   }
 
+  /** Messages that may wait here to be released. @internal */
+  get buffers(): number {
+    return this.#ring.limits.buffers;
+  }
+
   /** Whether the connection has ended. */
   get ended(): boolean {
     return this.#over;
@@ -164,6 +169,11 @@ export class Messages {
     } catch (error) {
       return Promise.reject(error);
     }
+  }
+
+  /** Throws what `send()` would reject with, for something that cannot be sent. @internal */
+  requireSendable(data: Uint8Array | MemorySlice): void {
+    this.#outgoing(data);
   }
 
   /**
@@ -236,7 +246,8 @@ export class Messages {
    */
   destroy(reason: Error = new RdmaClosedError('Messages')): void {
     instance(reason, 'reason', Error);
-    this.#finish(reason, Farewell.CLOSED, '');
+    if (reason instanceof RdmaProtocolError) this.#finish(reason, Farewell.PROTOCOL, reason.message);
+    else this.#finish(reason, Farewell.CLOSED, '');
   }
 
   /** @internal */

@@ -36,8 +36,8 @@ export interface EndpointOptions extends ConnectOptions {
   /** Sent along to the peer, who finds it in `endpoint.privateData`: up to 4096 bytes. A string is sent as UTF-8. */
   privateData?: Uint8Array | string;
   /**
-   * Receives to post before the peer can send: called for each connection. Their promises are in `endpoint.recvs`, in the
-   * same order, and later calls of `endpoint.recv()` come behind them.
+   * Receives to post before the peer can send: called for each connection, with its endpoint. Their promises are in
+   * `endpoint.recvs`, in the same order, and later calls of `endpoint.recv()` come behind them.
    */
   recvs?: (endpoint: Endpoint) => readonly MemorySlice[];
   /** Milliseconds that the exchange may take. Default 10,000. */

@@ -1,12 +1,18 @@
 /** Whole messages over an endpoint: order, lengths, credits, rendezvous, ends, and peers that misbehave. */
 import { createHash } from 'node:crypto';
+import { once } from 'node:events';
+import { type AddressInfo, createServer } from 'node:net';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import {
   AccessFlags,
+  connectionInfo,
+  connectTcp,
+  encodeConnectionInfo,
   type Message,
   type MessageEndpointOptions,
   Messages,
   type MessagesOptions,
+  messageEndpoint,
   RdmaClosedError,
 } from '../../lib/index.ts';
 import { DEADLINE_MS, expectNoLeaks, fill, isRxe, within } from './fixture.ts';
@@ -335,5 +341,22 @@ describe('messages', () => {
     await d.close();
     // The memory goes with the endpoint that nobody opened messages on.
     await expect(Messages.open(d)).rejects.toThrow(/has failed/);
+  });
+
+  it('take their memory back from a connection that does not come about', async () => {
+    // A peer that says who it is, and then goes instead of being ready.
+    const qp = ends.pdB.createQp({ sendCq: ends.pdB.context.createCq(256) });
+    const info = encodeConnectionInfo(connectionInfo(qp));
+    const server = createServer((socket) => {
+      socket.on('error', () => {}).write(Buffer.concat([Buffer.of(0, info.length), info]));
+      socket.once('data', () => socket.once('data', () => socket.destroy()));
+    });
+    await once(server.listen(0, '127.0.0.1'), 'listening');
+    const { port } = server.address() as AddressInfo;
+    const connecting = connectTcp({ ...messageEndpoint({ pd: ends.pdA }), host: '127.0.0.1', port });
+    await expect(within(connecting, 'the refusal')).rejects.toMatchObject({ code: 'ECONNRESET' });
+    server.close();
+    qp.close();
+    qp.sendCq.close();
   });
 });
