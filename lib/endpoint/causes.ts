@@ -63,6 +63,9 @@ function causesOf(
       return slicesOf(wr).map(
         (slice) => `${slice.describe()} is not in an open region, or the region lacks LOCAL_WRITE where bytes come in`,
       );
+    case WcStatus.LOC_QP_OP_ERR:
+      // What Soft-RoCE says of such a receive.
+      return 'opcode' in wr ? undefined : [`the message may be longer than the ${bytes} bytes of its receive`];
     case WcStatus.LOC_LEN_ERR:
       return [`the message is longer than the ${bytes} bytes of its receive, or than the port can carry`];
     default:
