@@ -63,7 +63,7 @@ function fileSystemOf(fd: number): number | undefined {
 
 function explainUdmabuf(error: RdmaError, length: number, offset: number): RdmaError {
   const { syscall, code } = error;
-  if (syscall === 'open') return explainDevice(error, '/dev/udmabuf', 'CONFIG_UDMABUF; modprobe udmabuf', 'kvm');
+  if (syscall === 'open') return explainDevice(error, '/dev/udmabuf', 'CONFIG_UDMABUF; modprobe udmabuf');
   if (syscall === 'fcntl' && code === 'EPERM') {
     return error.explained('options.memfd must be made with MFD_ALLOW_SEALING, and not be sealed with F_SEAL_SEAL');
   }
@@ -78,10 +78,10 @@ function explainUdmabuf(error: RdmaError, length: number, offset: number): RdmaE
   );
 }
 
-function explainDevice(error: RdmaError, path: string, how: string, group: string): RdmaError {
+function explainDevice(error: RdmaError, path: string, how: string): RdmaError {
   if (error.code === 'ENOENT' || error.code === 'ENODEV') return error.explained(`${path} is not there (${how})`);
   if (error.code !== 'EACCES' && error.code !== 'EPERM') return error;
-  return error.explained(`${path} may not be opened: be root, or of its group (often '${group}')`);
+  return error.explained(`${path} may not be opened: be root, or of the group that owns it`);
 }
 
 function readNumber(path: string): number | undefined {
@@ -129,7 +129,7 @@ export function allocDmaHeap(length: number, options: { heap?: string } = {}): D
       const known = listDmaHeaps();
       const there =
         known.length > 0 ? `there are ${known.join(', ')}` : 'CONFIG_DMABUF_HEAPS; there are no heaps at all';
-      throw explainDevice(error, path, there, 'video');
+      throw explainDevice(error, path, there);
     }
     throw error;
   }
