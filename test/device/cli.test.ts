@@ -22,7 +22,7 @@ async function ours(...args: string[]): Promise<string[]> {
 }
 
 describe('node-rdma devices', () => {
-  it('lists what ibv_devices lists', slow, async () => {
+  it.concurrent('lists what ibv_devices lists', slow, async () => {
     const rows = (await ours('devices')).slice(1).map((line) => line.split('\t'));
     const listed = theirs('ibv_devices')
       .slice(2)
@@ -37,7 +37,7 @@ describe('node-rdma devinfo', () => {
     expect(await ours('devinfo')).toEqual(theirs('ibv_devinfo'));
   });
 
-  it(
+  it.concurrent(
     'prints with -v what ibv_devinfo -v takes from ibv_query_device and ibv_query_port, in the same lines',
     slow,
     async () => {
@@ -70,7 +70,7 @@ describe('node-rdma devinfo', () => {
 });
 
 describe('node-rdma gids', () => {
-  it('lists what sysfs has, and says which GID would be chosen and why', slow, async () => {
+  it.concurrent('lists what sysfs has, and says which GID would be chosen and why', slow, async () => {
     const { ibdevPath } = getDeviceList().find(({ name }) => name === deviceA)!;
     const read = (path: string) => readFileSync(`${ibdevPath}/ports/1/${path}`, 'utf8').trim();
     const known = readdirSync(`${ibdevPath}/ports/1/gids`)

@@ -26,7 +26,7 @@ import {
 
 expectNoLeaks();
 
-const CYCLES = isRxe ? 200 : isSanitized ? 1000 : 10_000;
+const CYCLES = isRxe ? 100 : isSanitized ? 1000 : 10_000;
 // What the allocators wander by.
 const SLACK = 8 << 20;
 // After a collection: a hundred bytes for each of 5,000 cycles would be as much.
