@@ -1,5 +1,6 @@
 // Packets per second of the streaming decoder, over a generated capture file, and the memory that it takes.
 //   node bench/roce.mjs [packets]
+import { execFileSync } from 'node:child_process';
 import { createWriteStream, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -58,10 +59,21 @@ async function measure(name, each) {
   // All threads of the process: on a machine that does other work too, the clock would measure that.
   const { user, system } = process.cpuUsage(begin);
   const seconds = (user + system) / 1e6;
-  const rate = Math.round(seen / seconds).toLocaleString('en');
-  console.log(
-    `${name.padEnd(28)} ${rate.padStart(12)} packets per second of CPU time   ${Math.round(peak / 2 ** 20)} MiB resident`,
-  );
+  report(name, seen / seconds, `   ${Math.round(peak / 2 ** 20)} MiB resident`);
+}
+
+function report(name, rate, more = '') {
+  const text = Math.round(rate).toLocaleString('en').padStart(12);
+  console.log(`${name.padEnd(28)} ${text} packets per second of CPU time${more}`);
+}
+
+/** The command, its start included. */
+function measureCommand(...args) {
+  const script = 'TIMEFORMAT="%U %S"; time "$@" > /dev/null';
+  const main = new URL('../dist/cli/main.js', import.meta.url).pathname;
+  const given = ['-c', `exec 2>&1; ${script}`, 'bash', process.execPath, main, ...args];
+  const [user, system] = execFileSync('bash', given, { encoding: 'utf8' }).trim().split(' ').map(Number);
+  report(`node-rdma ${args.slice(0, -1).join(' ')}`, count / (user + system));
 }
 
 try {
@@ -82,6 +94,8 @@ try {
   await measure('headers, flows', (record) => {
     if (record.load(view)) tracker.add(record.timestamp, view);
   });
+  measureCommand('decode', '--show', 'flows', file);
+  measureCommand('decode', file);
   if (sum === 0) throw new Error('nothing was read');
 } finally {
   rmSync(folder, { recursive: true });

@@ -99,18 +99,23 @@ export function summarizePacket(view: PacketView, icrcOk: boolean | undefined = 
   return summary;
 }
 
-/** Addresses of captures repeat: as many as this are kept as text. */
-const KEPT_ADDRESSES = 4096;
+/** What a line begins with repeats in a capture: so many beginnings are kept as text, and of so many routes. */
+const KEPT = 4096;
+
+/** A way between two addresses, and how the lines of its packets begin: by opcode and queue pair. */
+interface Route {
+  text: string;
+  beginnings: Map<number, string>;
+}
 
 /**
  * Describes packets in a line each: who, what, PSN, and whatever is out of the ordinary. Made for hundreds of thousands
  * a second.
  */
 export class PacketLines {
-  readonly #addresses = new Map<number, string>();
-  #lastSource = -1;
-  #lastTarget = -1;
-  #lastRoute = '';
+  // By the two addresses of IPv4.
+  readonly #routes = new Map<number, Map<number, Route>>();
+  #size = 0;
 
   /**
    * Describes a packet.
@@ -121,8 +126,7 @@ export class PacketLines {
    *   dmalen 18 ackreq'`. Last come `ECN CE`, `BECN` and `BAD ICRC`
    */
   describe(view: PacketView, icrcOk: boolean | undefined = view.icrcOk): string {
-    const { info } = view;
-    let line = `${this.#route(view)} QP 0x${hex24(view.destQp)} ${info.name} psn ${view.psn} len ${view.payloadLength}`;
+    let line = `${this.#beginning(view)}${view.psn} len ${view.payloadLength}`;
     const { va, syndrome, srcQp } = view;
     if (va !== undefined) line += ` va 0x${va.toString(16)} rkey 0x${view.rkey!.toString(16)} dmalen ${view.dmaLen}`;
     if (syndrome !== undefined) line += ` msn ${view.msn} ${syndromes[syndrome]}`;
@@ -135,27 +139,42 @@ export class PacketLines {
     return line;
   }
 
-  /** `'10.0.0.1 > 10.0.0.2'`: mostly that of the packet before, or its reverse. */
-  #route(view: PacketView): string {
-    if (view.network !== 4) return `${view.src} > ${view.dst}`;
+  /** `'10.0.0.1 > 10.0.0.2 QP 0x000011 RC_RDMA_WRITE_ONLY psn '` */
+  #beginning(view: PacketView): string {
+    if (view.network !== 4) return beginning(`${view.src} > ${view.dst}`, view);
+    const { text, beginnings } = this.#route(view);
+    const key = view.destQp * 256 + view.opcode;
+    let begun = beginnings.get(key);
+    if (begun === undefined) {
+      begun = beginning(text, view);
+      this.#count();
+      beginnings.set(key, begun);
+    }
+    return begun;
+  }
+
+  #route(view: PacketView): Route {
     const { bytes, addressesAt: at } = view;
     const source = (bytes[at]! << 24) | (bytes[at + 1]! << 16) | (bytes[at + 2]! << 8) | bytes[at + 3]!;
     const target = (bytes[at + 4]! << 24) | (bytes[at + 5]! << 16) | (bytes[at + 6]! << 8) | bytes[at + 7]!;
-    if (source !== this.#lastSource || target !== this.#lastTarget) {
-      this.#lastSource = source;
-      this.#lastTarget = target;
-      this.#lastRoute = `${this.#address(source)} > ${this.#address(target)}`;
+    let route = this.#routes.get(source)?.get(target);
+    if (route === undefined) {
+      this.#count();
+      route = { text: `${view.src} > ${view.dst}`, beginnings: new Map() };
+      const targets = this.#routes.get(source);
+      if (targets) targets.set(target, route);
+      else this.#routes.set(source, new Map([[target, route]]));
     }
-    return this.#lastRoute;
+    return route;
   }
 
-  #address(word: number): string {
-    let text = this.#addresses.get(word);
-    if (text === undefined) {
-      text = `${word >>> 24}.${(word >>> 16) & 255}.${(word >>> 8) & 255}.${word & 255}`;
-      if (this.#addresses.size >= KEPT_ADDRESSES) this.#addresses.clear();
-      this.#addresses.set(word, text);
-    }
-    return text;
+  #count(): void {
+    if (this.#size++ < KEPT) return;
+    this.#routes.clear();
+    this.#size = 0;
   }
 }
+
+// In one piece: a text that was put together is copied piece by piece with each line.
+const beginning = (route: string, view: PacketView) =>
+  [route, ' QP 0x', hex24(view.destQp), ' ', view.info.name, ' psn '].join('');

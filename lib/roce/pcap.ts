@@ -15,9 +15,16 @@ export const MAX_RECORD = 1 << 20;
 /** What tcpdump writes for "whole frames". */
 export const SNAPLEN = 262_144;
 
-const clock = (scale: number): Clock => ({
-  toNanoseconds: (seconds, fraction) => BigInt(seconds) * 1_000_000_000n + BigInt(fraction * scale),
-});
+function clock(scale: number): Clock {
+  // Thousands of packets share a second.
+  let [last, base] = [0, 0n];
+  return {
+    toNanoseconds(seconds, fraction) {
+      if (seconds !== last) [last, base] = [seconds, BigInt(seconds) * 1_000_000_000n];
+      return base + BigInt(fraction * scale);
+    },
+  };
+}
 
 /** How to read a classic capture file; undefined when these four bytes do not start one. */
 function dialect(queue: ByteQueue): { isLittle: boolean; clock: Clock } | undefined {
