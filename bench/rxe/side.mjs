@@ -147,8 +147,9 @@ async function awaitedLat() {
   const [out, into] = [outgoing(latencyBytes), incoming(latencyBytes)];
   let received = awaited.recv(into);
   await inStep();
-  const start = performance.now();
-  for (let i = 1; i <= iterations; i++) {
+  let start = 0;
+  for (let i = 1 - iterations; i <= iterations; i++) {
+    if (i === 1) start = performance.now();
     const sent = isClient ? awaited.send(out) : undefined;
     await received;
     // Before the other side's next message, which answers the one of this side.
