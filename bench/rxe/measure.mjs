@@ -88,7 +88,7 @@ export async function measure(options) {
 }
 
 /** Both sides have to agree on the version of the GID, and all on the one that we would choose. */
-function gidIndexOf(device) {
+export function gidIndexOf(device) {
   const context = openDevice(device);
   try {
     return context.selectGid().gidIndex;
@@ -98,7 +98,7 @@ function gidIndexOf(device) {
 }
 
 /** Runs a program as both sides: the server prints its port, the client the results. */
-async function runPair(command, server, client) {
+export async function runPair(command, server, client) {
   const serving = start([...command, JSON.stringify(server)]);
   try {
     const { value: port } = await Promise.race([serving.lines.next(), serving.failed]);
@@ -111,7 +111,7 @@ async function runPair(command, server, client) {
   }
 }
 
-async function runPerftest(program, server, client) {
+export async function runPerftest(program, server, client) {
   if (program === 'ibv_rc_pingpong') return runPingPong(server, client);
   const isLatency = program.endsWith('_lat');
   const bytes = isLatency ? client.latencyBytes : client.bandwidthBytes;
@@ -174,7 +174,7 @@ async function listening(port) {
   }
 }
 
-function file(name) {
+export function file(name) {
   return fileURLToPath(new URL(name, import.meta.url));
 }
 

@@ -20,7 +20,7 @@ export interface MessageEndpointOptions {
   maxMessageBytes?: number;
   /**
    * Memory for messages that do not fit a buffer and are not yet released, in bytes: a peer that sends more waits. It is
-   * registered as it is needed. At least `maxMessageBytes`; default four times that.
+   * registered as it is needed, in pieces of 64 KiB or more. At least `maxMessageBytes`; default four times that.
    */
   receiveBytes?: number;
 }

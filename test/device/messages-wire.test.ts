@@ -1,0 +1,191 @@
+/** Messages over a wire that loses packets, by the connection manager, and with a peer that is killed. */
+import { execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import {
+  Calls,
+  connect,
+  connectTcp,
+  type Endpoint,
+  listen,
+  listenTcp,
+  Messages,
+  messageEndpoint,
+  RdmaSocket,
+} from '../../lib/index.ts';
+import { runChild } from './children.ts';
+import { addressA, addressB, describeCm } from './cm.ts';
+import { DEADLINE_MS, expectNoLeaks, fill, isRxe, within } from './fixture.ts';
+import { Ends } from './messages.ts';
+
+let ends: Ends;
+
+beforeAll(() => {
+  ends = new Ends();
+});
+
+afterAll(() => ends.close());
+
+expectNoLeaks();
+
+const open = { timeoutMs: DEADLINE_MS };
+const limits = { bufferBytes: 1024, buffers: 8 };
+
+/** Endpoints that have the patience of a program on a bad wire: 0.27 s eight times and more. */
+async function patient(): Promise<[Endpoint, Endpoint]> {
+  const how = { host: '127.0.0.1', timeout: 16, retryCnt: 7 };
+  const listener = await listenTcp({ ...messageEndpoint({ pd: ends.pdB, ...limits }), ...how, port: 0 });
+  const to = { ...messageEndpoint({ pd: ends.pdA, ...limits }), ...how, port: listener.port };
+  const pair = await Promise.all([connectTcp(to), listener.accept()]);
+  await listener.close();
+  return pair;
+}
+
+/** Sends messages of these lengths, and ends; returns the hash of all. */
+async function sendAll(messages: Messages, lengths: readonly number[], seed: number): Promise<string> {
+  const hash = createHash('sha256');
+  const sends = lengths.map((length, i) => {
+    const bytes = fill(Buffer.alloc(length), seed + i);
+    hash.update(`${length}:`).update(bytes);
+    return messages.send(bytes);
+  });
+  await Promise.all(sends);
+  await messages.end();
+  return hash.digest('hex');
+}
+
+async function takeAll(messages: Messages): Promise<string> {
+  const hash = createHash('sha256');
+  for await (const message of messages) {
+    hash.update(`${message.byteLength}:`).update(message.data);
+    message.release();
+  }
+  return hash.digest('hex');
+}
+
+const lengths = [1, 1008, 1009, 20_000, 0, 300, 65_536, 1000, 17, 40_000, 900, 900, 5];
+
+async function bothWays(): Promise<void> {
+  const [endpointA, endpointB] = await patient();
+  const [a, b] = await Promise.all([Messages.open(endpointA, open), Messages.open(endpointB, open)]);
+  const all = Promise.all([sendAll(a, lengths, 1), takeAll(b), sendAll(b, lengths, 50), takeAll(a)]);
+  const [sentByA, takenByB, sentByB, takenByA] = await within(all, 'all messages');
+  expect([takenByB, takenByA]).toEqual([sentByA, sentByB]);
+  await within(Promise.all([a.close(), b.close()]), 'close');
+  expect(await Promise.all([a.closed, b.closed])).toEqual([undefined, undefined]);
+}
+
+// The software device has no wire: its two ends are in one process, and nothing can be lost between them.
+describe.runIf(isRxe)('messages over a bad wire', () => {
+  const tc = (...args: string[]) => execFileSync('tc', ['qdisc', ...args]);
+  afterEach(() => {
+    for (const device of ['v0', 'v1']) {
+      try {
+        tc('del', 'dev', device, 'root');
+      } catch {
+        // There is none.
+      }
+    }
+  });
+
+  it.each(['1%', '5%'])('arrive whole, in order and once, where %s of the packets are lost', async (loss) => {
+    for (const device of ['v0', 'v1']) tc('add', 'dev', device, 'root', 'netem', 'loss', loss);
+    await bothWays();
+  });
+});
+
+describe.runIf(isRxe)('messages with a peer in another process', () => {
+  it('settle when it is killed in the middle of them', async () => {
+    let messages: Messages | undefined;
+    let taken = 0;
+    const sends: Promise<unknown>[] = [];
+    const work = async (port: number, kill: (signal: NodeJS.Signals) => void) => {
+      const how = { host: '127.0.0.1', timeout: 10, retryCnt: 3, port };
+      const endpoint = await connectTcp({ ...messageEndpoint({ pd: ends.pdA, ...limits }), ...how });
+      messages = await Messages.open(endpoint, { ...open, keepAliveMs: 200 });
+      for (let i = 0; i < 100; i++) {
+        sends.push(
+          messages.send(fill(Buffer.alloc(i % 3 ? 500 : 100_000), i)).catch((error) => error.code ?? error.name),
+        );
+      }
+      try {
+        for await (const message of messages) {
+          message.release();
+          if (++taken === 5) kill('SIGKILL');
+        }
+      } catch {
+        // The reason is what `closed` says.
+      }
+    };
+    let working: Promise<void> | undefined;
+    const ended = await runChild('messages-peer', [], {
+      onOutput: (text, kill) => {
+        if (text.endsWith('\n')) working ??= work(Number(text), kill);
+      },
+    });
+    expect(ended, ended.stderr).toMatchObject({ signal: 'SIGKILL' });
+    await within(working as Promise<void>, 'the end');
+    expect(await messages!.closed).toMatchObject({ name: 'WorkCompletionError' });
+    expect(await within(Promise.all(sends), 'all sends')).toHaveLength(100);
+    expect(taken).toBeGreaterThanOrEqual(5);
+    await messages!.close();
+  });
+});
+
+describeCm('messages by the connection manager', () => {
+  const timeoutMs = DEADLINE_MS;
+
+  async function connected(): Promise<[Endpoint, Endpoint]> {
+    const listener = await listen({ port: 0, host: addressB });
+    const to = { host: addressB, localAddress: addressA, port: listener.port, timeoutMs };
+    const accepted = listener.getRequest().then((request) => {
+      return request.accept({ ...messageEndpoint({ pd: ends.pdB, ...limits }), timeoutMs });
+    });
+    const pair = await Promise.all([connect({ ...messageEndpoint({ pd: ends.pdA, ...limits }), ...to }), accepted]);
+    await listener.close();
+    return pair;
+  }
+
+  it('arrive, end in order, and tell of a peer that leaves', async () => {
+    const [endpointA, endpointB] = await connected();
+    // One side opens late: what the other says first waits in its buffer.
+    const early = Messages.open(endpointA, open);
+    await sleep(20);
+    const [a, b] = await within(Promise.all([early, Messages.open(endpointB, open)]), 'both');
+    const all = Promise.all([sendAll(a, lengths, 1), takeAll(b), sendAll(b, lengths, 50), takeAll(a)]);
+    const [sentByA, takenByB, sentByB, takenByA] = await within(all, 'all messages');
+    expect([takenByB, takenByA]).toEqual([sentByA, sentByB]);
+    await within(Promise.all([a.close(), b.close()]), 'close');
+    expect(await Promise.all([a.closed, b.closed])).toEqual([undefined, undefined]);
+
+    const [c, d] = await connected();
+    const [socket, other] = await Promise.all([RdmaSocket.open(c, open), RdmaSocket.open(d, open)]);
+    const failure = new Promise<Error>((resolve) => void other.on('error', resolve));
+    // Without a word, as a process that ends.
+    await c.close();
+    expect(await within(failure, 'the notice')).toMatchObject({ code: 'ECONNRESET' });
+    socket.on('error', () => {}).destroy();
+    await within(
+      Promise.all([socket, other].map((end) => end.closed || new Promise((r) => end.once('close', r)))),
+      'close',
+    );
+
+    const [e, f] = await connected();
+    const [calls, peer] = await Promise.all([
+      Calls.open<{ up(n: number): number }>(e, open),
+      Calls.open(f, { ...open, handlers: { up: (n: number) => n + 1 } }),
+    ]);
+    expect((await calls.call('up', 41)).result).toBe(42);
+    await within(Promise.all([calls.close(), peer.close()]), 'close');
+  });
+
+  it('take their memory back from a connection that does not come about', async () => {
+    const listener = await listen({ port: 0, host: addressB });
+    const to = { host: addressB, localAddress: addressA, port: listener.port, timeoutMs };
+    const refused = connect({ ...messageEndpoint({ pd: ends.pdA, ...limits }), ...to }).catch((error) => error.code);
+    (await listener.getRequest()).reject();
+    expect(await within(refused, 'the refusal')).toBe('ECONNREFUSED');
+    await listener.close();
+  });
+});
