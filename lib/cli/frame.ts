@@ -67,12 +67,13 @@ export async function run(work: (signal: AbortSignal) => Promise<void> | void, e
 
 function complain(error: unknown): void {
   if (!(error instanceof Error)) throw error;
-  const { code } = error as NodeJS.ErrnoException;
+  const { code, syscall } = error as NodeJS.ErrnoException;
   // Without a code it is a mistake in this package, and its stack is wanted.
   if (code === undefined && !(error instanceof Complaint)) throw error;
   console.error(`node-rdma: ${error.message}`);
   if (error instanceof Complaint) process.exitCode = error.exit;
-  else if (error instanceof RdmaUnavailableError || code === 'ENOSYS') process.exitCode = Exit.UNAVAILABLE;
+  else if (error instanceof RdmaUnavailableError || code === 'ENOSYS' || syscall === 'rdma_create_event_channel')
+    process.exitCode = Exit.UNAVAILABLE;
   else process.exitCode = /^ERR_(INVALID_ARG|OUT_OF_RANGE)/.test(code!) ? Exit.USAGE : Exit.FAILED;
 }
 

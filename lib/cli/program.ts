@@ -3,6 +3,7 @@ import { Command } from 'commander';
 import { captureCommand } from './capture.ts';
 import { completionCommand } from './completion.ts';
 import { countersCommand } from './counters.ts';
+import { cpCommand } from './cp.ts';
 import { decodeCommand } from './decode.ts';
 import { devicesCommand } from './devices.ts';
 import { devinfoCommand } from './devinfo.ts';
@@ -11,7 +12,9 @@ import { exportCommand } from './export.ts';
 import { Exit } from './frame.ts';
 import { gidsCommand } from './gids.ts';
 import { perfCommand } from './perf.ts';
+import { pingCommand } from './ping.ts';
 import { pingpongCommand } from './pingpong.ts';
+import { serveCommand } from './serve.ts';
 import { simCommand } from './sim.ts';
 import { softroceCommand } from './softroce.ts';
 import { topoCommand } from './topo.ts';
@@ -19,11 +22,12 @@ import { vmCommand } from './vm.ts';
 
 /** What the exit codes mean, for the help text and the manual page. */
 export const exitCodes: readonly (readonly [code: string, meaning: string])[] = [
-  ['0', 'all is well. Ctrl-C is the ordinary end of capture, counters --watch and export'],
+  ['0', 'all is well. Ctrl-C is the ordinary end of capture, counters --watch, export and serve'],
   ['1', 'it failed, or what was looked at is not as it should be'],
   ['2', 'the command line is wrong'],
   ['3', 'RDMA, or a program that is needed, is not here'],
   ['128 + n', 'signal n ended it'],
+  ['ping', 'as of ping(8): 0 when an answer came, also after Ctrl-C, 1 when none did, 2 when none can'],
   ['vm', 'that of the command in the VM; 1, 70, 124 and 125 as node-rdma vm --help says'],
 ];
 
@@ -45,7 +49,8 @@ export function buildProgram(): Command {
     ...[devicesCommand(), devinfoCommand(), gidsCommand()],
     ...[decodeCommand(), captureCommand()],
     ...[countersCommand(), exportCommand()],
-    ...[pingpongCommand(), perfCommand()],
+    ...[pingCommand(), pingpongCommand(), perfCommand()],
+    ...[serveCommand(), cpCommand()],
     ...[topoCommand(), doctorCommand(), softroceCommand()],
     simCommand(),
     ...[vmCommand(), completionCommand(program)],

@@ -1,0 +1,144 @@
+/** Copies as the command makes them: on Soft-RoCE by the connection manager, elsewhere by the exchange over TCP. */
+import * as fs from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { type CopyRoute, type ServeOptions, serveCopies, withCopyClient } from '../../lib/copy/connection.ts';
+import type { ServedFile } from '../../lib/copy/server.ts';
+import { command, start } from '../unit/command.ts';
+import { addressA, addressB, newPort } from './cm.ts';
+import { DEADLINE_MS, deviceA, deviceB, expectNoLeaks, fill, isRxe, until, within } from './fixture.ts';
+
+let root: string;
+let served: string;
+
+beforeEach(() => {
+  root = fs.mkdtempSync(join(tmpdir(), 'rdma-copy-'));
+  served = join(root, 'served');
+  fs.mkdirSync(served);
+});
+
+afterEach(() => fs.rmSync(root, { recursive: true }));
+
+const host = isRxe ? addressB : '127.0.0.1';
+const route = (port: number): CopyRoute => ({
+  ...{ port, isTcp: !isRxe, device: deviceA, localAddress: isRxe ? addressA : undefined },
+});
+
+/** Serves in this process while something is done. */
+async function serving(
+  work: (port: number, files: ServedFile[], errors: Error[]) => Promise<void>,
+  more: Partial<ServeOptions> = {},
+): Promise<void> {
+  const abort = new AbortController();
+  const [files, errors]: [ServedFile[], Error[]] = [[], []];
+  let done: Promise<void> | undefined;
+  const server = serveCopies({
+    ...{ folder: served, port: isRxe ? newPort() : 0, isTcp: !isRxe, device: deviceB, localAddress: host },
+    ...{ isReadOnly: false, maxConnections: 4, signal: abort.signal },
+    onFile: (file) => files.push(file),
+    onError: (error) => errors.push(error),
+    onListening: (port) => {
+      done = work(port, files, errors).finally(() => abort.abort());
+      done.catch(() => {});
+    },
+    ...more,
+  });
+  await within(server, 'the end of the server');
+  await done;
+}
+
+const failure = (promise: Promise<unknown>): Promise<{ code?: string; message: string }> =>
+  within(
+    promise.then(
+      () => ({ message: 'it did not fail' }),
+      (error) => error,
+    ),
+    'a failure',
+  );
+
+const soon = () => AbortSignal.timeout(DEADLINE_MS);
+
+describe('copies between connections', () => {
+  expectNoLeaks();
+
+  it('are made by one client after another, and more than are allowed are refused', async () => {
+    const file = join(root, 'file');
+    const data = fill(Buffer.alloc(1_500_000), 3);
+    fs.writeFileSync(file, data);
+    await serving(
+      async (port, files) => {
+        await withCopyClient(host, route(port), soon(), async (client) => {
+          await client.put(file, '');
+          const more = withCopyClient(host, route(port), soon(), async () => {});
+          const { code } = await failure(more);
+          expect(code).toMatch(isRxe ? /^ECONNREFUSED$/ : /^(ECONNRESET|ETIMEDOUT)$/);
+        });
+        expect(fs.readFileSync(join(served, 'file')).equals(data)).toBe(true);
+        // Its place is free when the server has seen that it has gone.
+        await until(() => files.length === 1, 'the file');
+      },
+      { maxConnections: 1 },
+    );
+  });
+
+  it('end with the server', async () => {
+    const abort = new AbortController();
+    await serving(
+      async (port) => {
+        await withCopyClient(host, route(port), soon(), async (client) => {
+          abort.abort();
+          expect(await failure(client.get('x', root))).toMatchObject({ code: 'ECONNRESET' });
+          expect(client.ended).toBe(true);
+        });
+      },
+      { signal: abort.signal },
+    );
+  });
+
+  it('say that nobody serves', async () => {
+    const nobody = withCopyClient(host, route(isRxe ? newPort() : 1), soon(), async () => {});
+    expect(await failure(nobody)).toMatchObject({ code: 'ECONNREFUSED' });
+  });
+
+  // Only root may mount; in the VM the tests are.
+  it.runIf(isRxe)('end with ENOSPC on both sides when the disk is full, and the next file fits', async () => {
+    const { execFileSync } = await import('node:child_process');
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', served]);
+    try {
+      const [big, small] = [join(root, 'big'), join(root, 'small')];
+      fs.writeFileSync(big, fill(Buffer.alloc(8 << 20)));
+      fs.writeFileSync(small, 'small');
+      await serving(async (port, files) => {
+        await withCopyClient(host, route(port), soon(), async (client) => {
+          expect(await failure(client.put(big, ''))).toMatchObject({ code: 'ENOSPC', isRemote: true });
+          // What fits stays, to be gone on with when there is room.
+          fs.truncateSync(join(served, '.big.rdma-part'), 1 << 20);
+          await client.put(small, '');
+        });
+        expect(files.map(({ error }) => (error as NodeJS.ErrnoException | undefined)?.code)).toEqual([
+          'ENOSPC',
+          undefined,
+        ]);
+        expect(fs.readFileSync(join(served, 'small'), 'utf8')).toBe('small');
+        expect(fs.existsSync(join(served, 'big'))).toBe(false);
+      });
+    } finally {
+      execFileSync('umount', [served]);
+    }
+  });
+});
+
+describe('node-rdma serve and cp', () => {
+  it.runIf(!isRxe)('serve ends by Ctrl-C with exit code 0, and says where it cannot', async () => {
+    const started = start(['serve', served, '--tcp', '-p', '0', '-d', deviceA]);
+    await started.untilOutput(`serving ${served} on port `);
+    started.child.kill('SIGINT');
+    expect(await started.ended).toMatchObject({ code: 0, stderr: '' });
+    const nowhere = await command(['serve', join(served, 'nix'), '--tcp']);
+    expect(nowhere).toMatchObject({ code: 1, stderr: `node-rdma: ${served}/nix: no such file or directory\n` });
+    const none = await command(['serve', served]);
+    expect(none.stderr).toMatch(/^node-rdma: rdma_create_event_channel ENOENT: .*modprobe rdma_ucm/);
+    expect(none.code).toBe(3);
+  });
+});
