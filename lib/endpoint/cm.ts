@@ -343,6 +343,18 @@ async function join(id: CmId, prepared: Prepared, step: () => Promise<Buffer>): 
     said ??= disconnect(id);
     return said;
   };
+  const ended = (type: number) => {
+    endpoint.peerLeft(type === CmEventType.DEVICE_REMOVAL ? new RdmaDeviceLostError('The connection') : undefined);
+    // A peer that has left waits for the answer.
+    if (type === CmEventType.DISCONNECTED) void farewell();
+  };
+  // A peer may leave before this side is done with connecting.
+  const state: { isConnected: boolean; early?: number } = { isConnected: false };
+  id.watch(({ type }) => {
+    if (type !== CmEventType.DISCONNECTED && type !== CmEventType.DEVICE_REMOVAL) return;
+    if (state.isConnected) ended(type);
+    else state.early = type;
+  });
   try {
     endpoint.postInitial(recvs?.(endpoint) ?? []);
     const privateData = await step();
@@ -354,12 +366,8 @@ async function join(id: CmId, prepared: Prepared, step: () => Promise<Buffer>): 
     qp.sendCq.close();
     throw error;
   }
-  id.watch(({ type }) => {
-    if (type !== CmEventType.DISCONNECTED && type !== CmEventType.DEVICE_REMOVAL) return;
-    endpoint.peerLeft(type === CmEventType.DEVICE_REMOVAL ? new RdmaDeviceLostError('The connection') : undefined);
-    // A peer that has left waits for the answer.
-    if (type === CmEventType.DISCONNECTED) void farewell();
-  });
+  state.isConnected = true;
+  if (state.early !== undefined) ended(state.early);
   return endpoint;
 }
 
