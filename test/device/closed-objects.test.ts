@@ -225,6 +225,7 @@ describe('a method', () => {
       'refuse',
       'requireOpen',
       'onLost',
+      'failed',
       // Checked in a table of its own.
       'at',
     ];
