@@ -78,6 +78,7 @@ const steps = {
   }),
   asan: suite('asan', 'device', {
     needs: ['model', 'gpu-drivers', 'sanitized'],
+    more: ['--no-isolate'],
     env: () => ({
       ...onModel,
       NODE_RDMA_ADDON: join(root, 'build/asan/node_rdma.node'),

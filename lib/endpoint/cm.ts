@@ -4,6 +4,7 @@ import { abortSignal, boolean, environmentNumber, instance, integer, readOptions
 import type { CmEvent } from '../cm/cm-event.ts';
 import type { CmId } from '../cm/cm-id.ts';
 import { createEventChannel, type EventChannel } from '../cm/event-channel.ts';
+import { resolveAddrUntil } from '../cm/resolve.ts';
 import { RdmaClosedError, RdmaDeviceLostError } from '../errors.ts';
 import { CmEventType, QpState } from '../native/constants.gen.ts';
 import type { QpCap } from '../native/native.ts';
@@ -123,9 +124,8 @@ export async function connect(options: CmConnectOptions): Promise<Endpoint> {
     const id = connections().createId();
     try {
       id.setOption({ ...(tos !== undefined && { tos }), ...(ackTimeout !== undefined && { ackTimeout }) });
-      const limit = { timeoutMs: prepared.timeoutMs, signal };
-      await id.resolveAddr({ address, port }, { ...src, ...limit });
-      await id.resolveRoute(limit);
+      await resolveAddrUntil(id, { address, port }, { ...src, signal });
+      await id.resolveRoute({ timeoutMs: prepared.timeoutMs, signal });
       return await join(id, prepared, async () => {
         const { conn } = await id.connect(prepared.param, { signal });
         return conn?.privateData ?? Buffer.alloc(0);

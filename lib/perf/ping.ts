@@ -2,9 +2,9 @@
 import { lookup } from 'node:dns/promises';
 import { isIP } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { CmAddress } from '../cm/address.ts';
 import type { CmId } from '../cm/cm-id.ts';
 import { createEventChannel } from '../cm/event-channel.ts';
+import { resolveAddrUntil } from '../cm/resolve.ts';
 import { CmError } from '../errors.ts';
 import { CmEventType } from '../native/constants.gen.ts';
 import { openDevice } from '../verbs/device.ts';
@@ -145,7 +145,7 @@ async function request(
   let sent: number | undefined;
   try {
     const src = localAddress === undefined ? {} : { src: { address: localAddress } };
-    await resolved(id, { address, port }, { ...src, ...limit });
+    await resolveAddrUntil(id, { address, port }, { ...src, ...limit });
     device = id.device ?? undefined;
     await id.resolveRoute({ timeoutMs, ...limit });
     const qpNum = origin.newQpNum(id.device as string);
@@ -164,21 +164,6 @@ async function request(
     if (late.aborted) return { ...result, device, reason: `no answer within ${timeoutMs} ms` };
     if (seq === 1 && !(error instanceof CmError && error.code !== 'ENODEV')) throw error;
     return { ...result, device, reason: (error as Error).message };
-  }
-}
-
-// An answer to ARP that comes at once, as on a virtual wire, is overlooked by the kernel until its time-out, when it looks
-// again: so that is short.
-const RESOLVE_MS = 250;
-
-async function resolved(id: CmId, dst: CmAddress, how: { src?: CmAddress; signal: AbortSignal }): Promise<void> {
-  for (;;) {
-    try {
-      await id.resolveAddr(dst, { ...how, timeoutMs: RESOLVE_MS });
-      return;
-    } catch (error) {
-      if (!(error instanceof CmError && error.code === 'ETIMEDOUT')) throw error;
-    }
   }
 }
 

@@ -1,4 +1,5 @@
 // Goes to a stage of a connection, then ends in the way it is told, as a program or as a worker: cm-stage.mjs <stage> <end>.
+import { randomInt } from 'node:crypto';
 import { isMainThread, parentPort } from 'node:worker_threads';
 import { connect, createEventChannel, getaddrinfo, listen, openDevice } from '../../../dist/index.js';
 
@@ -34,7 +35,8 @@ const stages = {
     const listener = await listen({ host: addressB, port: 0 });
     const channel = createEventChannel();
     const ids = [await resolved(channel, listener.port), await resolved(channel, listener.port)];
-    const steps = ids.map((id, i) => quiet(id.connect({ qpNum: i + 1 })));
+    // Nobody else's: a request with one that the peer knows ends the connection that has it.
+    const steps = ids.map((id) => quiet(id.connect({ qpNum: randomInt(0x80_0000, 0x100_0000) })));
     return [listener, await listener.getRequest(), steps, quiet(listener.getRequest())];
   },
   // Two endpoints with receives under way.
