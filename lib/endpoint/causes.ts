@@ -1,7 +1,7 @@
 /** What an error says of an operation that failed, and what most often stands behind it. */
 import { WorkCompletionError } from '../errors.ts';
 import { nameOf } from '../inspect.ts';
-import { LinkLayer, WcStatus, WrOpcode } from '../native/constants.gen.ts';
+import { AccessFlags, LinkLayer, WcStatus, WrOpcode } from '../native/constants.gen.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 import type { SendWr } from '../verbs/send-wr.ts';
 import { wcStatusName, wcStatusStr } from '../verbs/text.ts';
@@ -58,14 +58,20 @@ function causesOf(
         ? [
             `the peer refused ${bytes} bytes at ${remote.describe()}: it takes no request of that kind, or not of that length`,
           ]
-        : [`the peer's receive is shorter than the ${bytes} bytes of the message`];
+        : [`the peer's receive is shorter than the ${bytes} bytes of the message, or its memory lacks LOCAL_WRITE`];
     case WcStatus.LOC_PROT_ERR:
       return slicesOf(wr).map(
         (slice) => `${slice.describe()} is not in an open region, or the region lacks LOCAL_WRITE where bytes come in`,
       );
     case WcStatus.LOC_QP_OP_ERR:
       // What Soft-RoCE says of such a receive.
-      return 'opcode' in wr ? undefined : [`the message may be longer than the ${bytes} bytes of its receive`];
+      if ('opcode' in wr) return undefined;
+      return [
+        ...slicesOf(wr)
+          .filter((slice) => (slice.region.access & AccessFlags.LOCAL_WRITE) === 0)
+          .map((slice) => `${slice.describe()} is to be written to, and its region lacks LOCAL_WRITE`),
+        `the message may be longer than the ${bytes} bytes of its receive`,
+      ];
     case WcStatus.LOC_LEN_ERR:
       return [`the message is longer than the ${bytes} bytes of its receive, or than the port can carry`];
     default:

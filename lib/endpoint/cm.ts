@@ -5,13 +5,14 @@ import type { CmEvent } from '../cm/cm-event.ts';
 import type { CmId } from '../cm/cm-id.ts';
 import { createEventChannel, type EventChannel } from '../cm/event-channel.ts';
 import { resolveAddrUntil } from '../cm/resolve.ts';
-import { RdmaClosedError, RdmaDeviceLostError } from '../errors.ts';
+import { RdmaClosedError, RdmaDeviceLostError, RdmaError } from '../errors.ts';
 import { CmEventType, QpState } from '../native/constants.gen.ts';
 import type { QpCap } from '../native/native.ts';
 import type { CmAddressInfo } from '../native/native-cm.ts';
 import { threadMark } from '../thread.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
+import { RETRIES } from './connect.ts';
 import { Endpoint, endpointOptions } from './endpoint.ts';
 import { createEndpointQp } from './endpoint-qp.ts';
 
@@ -35,7 +36,7 @@ export interface CmEndpointOptions {
   responderResources?: number;
   /** RDMA reads and atomics to have under way at once. Default: as many as both devices can. */
   initiatorDepth?: number;
-  /** Retries after a timeout, 0 to 7. Default 7. */
+  /** Retries after a timeout, 0 to 7. Default 6: Soft-RoCE takes 7 for "without end", and never tells of a dead peer. */
   retryCount?: number;
   /** Retries after receiver not ready; 7 is without end. Default 7. */
   rnrRetryCount?: number;
@@ -140,7 +141,8 @@ export async function connect(options: CmConnectOptions): Promise<Endpoint> {
 /**
  * Listens for peers that connect by the connection manager.
  *
- * @throws RdmaError EADDRINUSE; EADDRNOTAVAIL or ENODEV when no device has the address; as `createEventChannel()`
+ * @throws RdmaError EADDRNOTAVAIL when the port is in use, or no device has the address; EADDRINUSE; ENODEV; as
+ *   `createEventChannel()`
  */
 export async function listen(options: CmListenOptions): Promise<CmListener> {
   const o = readOptions(options, 'options', ['port', 'host', 'backlog', 'reuseAddr']) as CmListenOptions;
@@ -158,7 +160,8 @@ export async function listen(options: CmListenOptions): Promise<CmListener> {
     return new CmListener(id);
   } catch (error) {
     channel.close({ cascade: true });
-    throw error;
+    if (!(error instanceof RdmaError && error.code === 'EADDRNOTAVAIL')) throw error;
+    throw error.explained(`port ${port} is in use, or no RDMA device here has the address ${address}`);
   }
 }
 
@@ -293,7 +296,7 @@ function prepare(o: CmEndpointOptions): Prepared {
   instance(o.pd, 'options.pd', ProtectionDomain).requireOpen();
   const { pd, cap = {}, recvs, minRnrTimer = 12, timeoutMs = 10_000 } = o;
   if (recvs !== undefined && typeof recvs !== 'function') throw typeError('options.recvs', 'a function', recvs);
-  const { privateData, responderResources, initiatorDepth, retryCount, rnrRetryCount } = o;
+  const { privateData, responderResources, initiatorDepth, retryCount = RETRIES, rnrRetryCount } = o;
   const param = { privateData, responderResources, initiatorDepth, retryCount, rnrRetryCount };
   return {
     pd,

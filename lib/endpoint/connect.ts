@@ -37,7 +37,7 @@ export interface ConnectOptions {
   access?: number;
   /** Acknowledgement timeout, 4.096 us * 2^timeout. Default 14: 67 ms. */
   timeout?: number;
-  /** Retries after a timeout, 0 to 7. Default 7. */
+  /** Retries after a timeout, 0 to 7. Default 6: Soft-RoCE takes 7 for "without end", and never tells of a dead peer. */
   retryCnt?: number;
   /** Retries after receiver not ready; 7 is without end. Default 7. */
   rnrRetry?: number;
@@ -54,6 +54,9 @@ export interface ConnectOptions {
   /** Reads and atomics outstanding, at most. Default 16, or what the device or the peer can do if that is less. */
   maxRdAtomic?: number;
 }
+
+/** Retries after a timeout, by default: see `ConnectOptions.retryCnt`. @internal */
+export const RETRIES = 6;
 
 /** @internal */
 export const connectOptionNames: readonly string[] = [
@@ -167,7 +170,7 @@ export async function connectQueuePair(
     qpState: QpState.RTS,
     sqPsn: local.psn,
     timeout: o.timeout ?? 14,
-    retryCnt: o.retryCnt ?? 7,
+    retryCnt: o.retryCnt ?? RETRIES,
     rnrRetry: o.rnrRetry ?? 7,
     maxRdAtomic: Math.min(maxRdAtomic, device.maxQpInitRdAtom, remote.maxDestRdAtomic),
   });

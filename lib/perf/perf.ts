@@ -1,6 +1,7 @@
 /** Measurements between two sides, as perftest has them: bandwidth and latency of writes, reads, sends and atomics. */
 import type { ConnectOptions } from '../endpoint/connect.ts';
 import type { Mtu } from '../native/constants.gen.ts';
+import { openDevice } from '../verbs/device.ts';
 import { Control, perfError } from './control.ts';
 import {
   type Bandwidth,
@@ -119,6 +120,8 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
  */
 export async function runPerfServer(options: PerfOptions, onListening: (port: number) => void): Promise<void> {
   const { test, port, signal, events } = options;
+  // A device that is not there is better known before anybody connects.
+  openDevice(options.device).close();
   const control = await Control.accept(port, signal, onListening);
   let side: Side | undefined;
   try {

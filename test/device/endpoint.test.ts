@@ -168,7 +168,7 @@ describe('an endpoint', () => {
   });
 
   it('closes within its bound with operations under way and a peer that is gone', async () => {
-    const { a, b } = await connected({ timeout: 8, retryCnt: 1 });
+    const { a, b } = await connected({ timeout: 8 });
     b.qp.close();
     const work = a.write(mrA.slice(0, 8), remoteB.slice()).catch((error) => error);
     const receive = a.recv(mrA.slice(0, 8)).catch((error) => error);
