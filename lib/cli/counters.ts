@@ -8,7 +8,7 @@ import {
   type PortCounters,
   readCounters,
 } from '../observe/index.ts';
-import { Complaint, positive, run, subcommand } from './frame.ts';
+import { Complaint, Exit, positive, run, subcommand } from './frame.ts';
 import { colour, print, printJson, printTable, toJson } from './output.ts';
 
 interface Flags {
@@ -38,7 +38,10 @@ export function countersCommand(): Command {
 
 async function ports(device: string | undefined): Promise<PortCounters[]> {
   const found = await readCounters(device === undefined ? {} : { device });
-  if (found.length === 0) throw new Complaint(device === undefined ? 'no RDMA devices' : `no RDMA device '${device}'`);
+  if (found.length === 0) {
+    if (device !== undefined) throw new Complaint(`no RDMA device '${device}'`);
+    throw new Complaint('no RDMA devices: "node-rdma doctor" says why', Exit.UNAVAILABLE);
+  }
   return found;
 }
 

@@ -67,9 +67,13 @@ describe('node-rdma counters', () => {
     expect(found.findings).toMatchObject([{ level: 'warning', counters: ['out_of_sequence'] }]);
   });
 
-  it('says that there is no device, with exit code 1', async () => {
+  it('says that there is no device at all, with exit code 3, or none of that name, with 1', async () => {
     const none = await command(['counters'], { env: { ...env, SYSFS_PATH: '/nonexistent' } });
-    expect(none).toMatchObject({ code: 1, stdout: '', stderr: 'node-rdma: no RDMA devices\n' });
+    expect(none).toMatchObject({
+      code: 3,
+      stdout: '',
+      stderr: 'node-rdma: no RDMA devices: "node-rdma doctor" says why\n',
+    });
     const other = await command(['counters', 'nix', '--watch'], { env });
     expect(other).toMatchObject({ code: 1, stderr: "node-rdma: no RDMA device 'nix'\n" });
   });
