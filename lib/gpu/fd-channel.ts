@@ -1,5 +1,5 @@
 /** DMA-BUFs from process to process: descriptors over Unix sockets (SCM_RIGHTS). */
-import { unlinkSync } from 'node:fs';
+import { lstatSync, unlinkSync } from 'node:fs';
 import {
   abortSignal,
   instance,
@@ -88,15 +88,20 @@ abstract class FdSocket extends Resource {
  * A Unix socket that carries DMA-BUFs, to hand one from the process that has exported it to another on the same machine. Made
  * by {@link connectFd}, `listener.accept()` and {@link adoptFdChannel}. The peer may be any program that knows SCM_RIGHTS:
  * Python's `socket.send_fds()` and `recv_fds()`, say.
+ *
+ * The socket is of the type SOCK_SEQPACKET: a message comes whole and by itself, with its own descriptors. A stream socket, of
+ * another program that listens with one or adopted, knows no messages: one of more than 32 KiB is refused there, and bytes
+ * that were sent without DMA-BUFs may come joined to what follows.
  */
 export class FdChannel extends FdSocket {
   /**
    * Sends DMA-BUFs. The peer gets descriptors of its own: what was sent may be closed at once.
    *
    * @param dmabufs - `DmaBuf` objects, or bare descriptors; at most 253
-   * @param data - sent along, at least one byte and at most 64 KiB. Default: one byte, 0
+   * @param data - sent along, at least one byte and at most 64 KiB (32 KiB by a stream socket). Default: one byte, 0
    * @throws RdmaError of `sendmsg`: EAGAIN where the peer does not read and the socket is full; EPIPE where it is gone;
-   *   EBADF for no descriptor; EMSGSIZE where only a part of `data` fitted: then the channel is of no more use
+   *   EBADF for no descriptor; EMSGSIZE for more data than the socket takes at once, or where a stream socket took only a part
+   *   of them: then the channel is of no more use
    */
   send(dmabufs: readonly (DmaBuf | number)[], data: Uint8Array = Buffer.alloc(1)): void {
     this.requireOpen();
@@ -113,11 +118,11 @@ export class FdChannel extends FdSocket {
   }
 
   /**
-   * Waits for a message. What the peer sent in one piece with DMA-BUFs comes in one piece; bytes that it sent without any may
-   * come joined. It keeps the process alive while it waits.
+   * Waits for a message. It keeps the process alive while it waits.
    *
    * @returns undefined when the peer has closed its end
-   * @throws RdmaError of `recvmsg`: EMFILE where this process may have no more descriptors; ECONNRESET
+   * @throws RdmaError of `recvmsg`: EMFILE where this process may have no more descriptors; EMSGSIZE for a message of more than
+   *   64 KiB, which is gone then; ECONNRESET
    * @throws RdmaClosedError when the channel is closed meanwhile
    */
   async receive(options: FdWaitOptions = {}): Promise<FdMessage | undefined> {
@@ -136,11 +141,14 @@ export class FdChannel extends FdSocket {
 export class FdListener extends FdSocket {
   /** Where it listens. */
   readonly path: string;
+  // Which file it is there: another listener may have put its own in the place.
+  readonly #file: string | undefined;
 
   /** @internal */
   constructor(handle: FdSocketHandle, path: string) {
     super(handle);
     this.path = path;
+    this.#file = fileAt(path);
   }
 
   /**
@@ -159,14 +167,21 @@ export class FdListener extends FdSocket {
 
   /** @internal */
   protected override destroy(): void {
-    super.destroy();
-    if (this.path.startsWith('\0')) return;
+    // Before the socket is closed: until then no other file gets the number of this one.
     try {
-      unlinkSync(this.path);
+      if (this.#file !== undefined && fileAt(this.path) === this.#file) unlinkSync(this.path);
     } catch {
       // Somebody has taken it away.
     }
+    super.destroy();
   }
+}
+
+// What tells a file from all others of the machine; undefined where there is none.
+function fileAt(path: string): string | undefined {
+  if (path.startsWith('\0')) return undefined;
+  const stat = lstatSync(path, { bigint: true, throwIfNoEntry: false });
+  return stat && `${stat.dev}:${stat.ino}`;
 }
 
 function checkPath(path: string): string {
@@ -176,10 +191,11 @@ function checkPath(path: string): string {
 }
 
 /**
- * Listens at a path. Whoever may write to the path may connect, so it belongs into a folder of its own rights.
+ * Listens at a path, with a socket of the type SOCK_SEQPACKET. Whoever may write to the path may connect, so it belongs into a
+ * folder of its own rights.
  *
  * @param path - at most 107 bytes; where it begins with NUL it is a name of the abstract space, which everybody on the machine
- *   can reach. The file goes when the listener is closed
+ *   can reach. The file goes when the listener is closed, unless another one has taken its place
  * @throws RdmaError of `bind`: EADDRINUSE for a path that exists; EACCES; ENAMETOOLONG
  * @see unix(7)
  */
@@ -188,7 +204,8 @@ export function listenFd(path: string): FdListener {
 }
 
 /**
- * Connects to a path where a process listens: one with {@link listenFd}, or any other with a stream socket.
+ * Connects to a path where a process listens: one with {@link listenFd}, or any other with a socket of
+ * the type SOCK_SEQPACKET or SOCK_STREAM.
  *
  * @throws RdmaError of `connect`: ENOENT, ECONNREFUSED, EACCES; EAGAIN where more wait already than it takes
  * @see unix(7)

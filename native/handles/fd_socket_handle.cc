@@ -13,8 +13,10 @@ namespace {
 
 // SCM_MAX_FD: as many as the kernel puts into one message.
 constexpr size_t kMaxFds = 253;
-// More than a message of this package has; of a longer one of somebody else the rest is received next.
+// The longest message of this package.
 constexpr size_t kMaxBytes = 65536;
+// A stream is sent in pieces of this size, and somewhat more, and each is received by itself.
+constexpr size_t kMaxStreamBytes = 32768;
 
 struct Address {
   sockaddr_un name{};
@@ -36,10 +38,10 @@ Outcome<Address> AddressOf(const std::string& path) {
 
 using Bind = int (*)(int, const sockaddr*, socklen_t);
 
-Outcome<int> Open(const char* verb, Bind bind, const std::string& path) {
+Outcome<int> Open(const char* verb, Bind bind, const std::string& path, int type) {
   auto address = AddressOf(path);
   if (address.error) return VerbError{verb, address.error.err};
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return VerbError{"socket", errno};
   if (bind(fd, reinterpret_cast<const sockaddr*>(&address.value.name), address.value.length) == 0) return fd;
   const int err = errno;
@@ -47,16 +49,24 @@ Outcome<int> Open(const char* verb, Bind bind, const std::string& path) {
   return VerbError{verb, err};
 }
 
+bool IsStream(int fd) {
+  int type = 0;
+  socklen_t length = sizeof type;
+  return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type == SOCK_STREAM;
+}
+
 }  // namespace
 
 Outcome<std::shared_ptr<FdSocketHandle>> FdSocketHandle::Connect(const std::string& path) {
-  auto fd = Open("connect", connect, path);
+  auto fd = Open("connect", connect, path, SOCK_SEQPACKET);
+  // One that somebody else listens with.
+  if (fd.error.err == EPROTOTYPE) fd = Open("connect", connect, path, SOCK_STREAM);
   if (fd.error) return fd.error;
   return Own(fd.value);
 }
 
 Outcome<std::shared_ptr<FdSocketHandle>> FdSocketHandle::Listen(const std::string& path) {
-  auto fd = Open("bind", bind, path);
+  auto fd = Open("bind", bind, path, SOCK_SEQPACKET);
   if (fd.error) return fd.error;
   auto socket = Own(fd.value);
   if (listen(socket->fd_, SOMAXCONN) != 0) return VerbError{"listen", errno};
@@ -87,6 +97,7 @@ Outcome<std::shared_ptr<FdSocketHandle>> FdSocketHandle::Accept() const {
 
 VerbError FdSocketHandle::Send(const std::vector<int>& fds, const uint8_t* bytes, size_t length) const {
   if (fds.size() > kMaxFds) return {"sendmsg", EINVAL};
+  if (length > kMaxStreamBytes && IsStream(fd_)) return {"sendmsg", EMSGSIZE};
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): sendmsg() only reads
   iovec part{const_cast<uint8_t*>(bytes), length};
   msghdr message{};
@@ -137,6 +148,7 @@ Outcome<FdSocketHandle::Message> FdSocketHandle::Receive() const {
       received.fds.push_back(DmabufHandle::Own(fd));
     }
   }
+  if ((message.msg_flags & MSG_TRUNC) != 0) return VerbError{"recvmsg", EMSGSIZE};
   // There is room for all that a message can have: this process may have no more descriptors.
   if ((message.msg_flags & MSG_CTRUNC) != 0) return VerbError{"recvmsg", EMFILE};
   return received;

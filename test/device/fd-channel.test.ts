@@ -1,6 +1,8 @@
 /** DMA-BUFs from process to process. The kernel carries any descriptor: these are of shared memory. */
 import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { closeSync, existsSync, fstatSync, mkdtempSync, rmSync } from 'node:fs';
+import { createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -69,6 +71,56 @@ describe('FdChannel', () => {
     there.close();
     listener.close();
     expect(existsSync(listener.path)).toBe(false);
+  });
+
+  it('keeps messages apart, each whole and with its own descriptors', async () => {
+    const { listener, here, there } = await pairOf('apart');
+    using first = shared(4096);
+    using second = shared(8192);
+    const sent = [
+      ...[
+        { dmabufs: [], bytes: 40_000 },
+        { dmabufs: [first], bytes: 65_536 },
+      ],
+      ...[
+        { dmabufs: [], bytes: 1 },
+        { dmabufs: [second, first], bytes: 36_545 },
+        { dmabufs: [], bytes: 3 },
+      ],
+    ];
+    sent.forEach(({ dmabufs, bytes }, i) => void here.send(dmabufs, Buffer.alloc(bytes, i)));
+    for (const [i, { dmabufs, bytes }] of sent.entries()) {
+      const message = (await within(there.receive(), `message ${i}`))!;
+      expect(message.data.equals(Buffer.alloc(bytes, i))).toBe(true);
+      expect(message.dmabufs.map(({ length }) => length)).toEqual(dmabufs.map(({ length }) => length));
+      for (const dmabuf of message.dmabufs) dmabuf.close();
+    }
+    expect(thrown(() => here.send([], Buffer.alloc(65_537)))).toMatchObject({ code: 'ERR_OUT_OF_RANGE' });
+    for (const open of [here, there, listener]) open.close();
+  });
+
+  it('sends by the stream socket of another program what fits into one piece', async () => {
+    const server = createServer().listen(path('stream'));
+    await once(server, 'listening');
+    const here = connectFd(path('stream'));
+    const [socket] = (await within(once(server, 'connection'), 'the connection')) as [Socket];
+    expect(thrown(() => here.send([], Buffer.alloc(32_769)))).toMatchObject({ code: 'EMSGSIZE', syscall: 'sendmsg' });
+    here.send([], Buffer.alloc(32_768, 5));
+    here.close();
+    const chunks = await within(socket.toArray(), 'the bytes');
+    expect(Buffer.concat(chunks).equals(Buffer.alloc(32_768, 5))).toBe(true);
+    await within(new Promise((resolve) => server.close(resolve)), 'the end');
+  });
+
+  it('leaves the file of a listener that has taken the place of another', async () => {
+    const old = listenFd(path('place'));
+    rmSync(old.path);
+    const young = listenFd(old.path);
+    old.close();
+    const here = connectFd(young.path);
+    const there = await within(young.accept(), 'accept');
+    for (const open of [here, there, young]) open.close();
+    expect(existsSync(young.path)).toBe(false);
   });
 
   it('waits with a signal, once at a time, and until it is closed', async () => {

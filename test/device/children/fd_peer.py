@@ -15,7 +15,7 @@ if mode == "hold":
     print(fd, flush=True)
     sys.stdin.read()
 else:
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     peer.connect(argument)
     data, fds, _, _ = socket.recv_fds(peer, 1024, 4)
     with mmap.mmap(fds[0], 4096) as memory:
