@@ -7,7 +7,7 @@ import type { GpuMemoryHandle } from '../native/native.ts';
 import type { NativeGpuMemory } from '../native/native-gpu.ts';
 import { MemoryRegion } from '../verbs/memory-region.ts';
 import type { ProtectionDomain } from '../verbs/protection-domain.ts';
-import { explainRegistration, memoryOf, type Registration, regOptions } from '../verbs/registration.ts';
+import { explainRegistration, memoryOf, type Registration, regOptions, requireFits } from '../verbs/registration.ts';
 import { Resource } from '../verbs/resource.ts';
 import { DmaBuf, type RegisterOptions, registerRange } from './dmabuf.ts';
 import type { Gpu } from './gpu.ts';
@@ -126,6 +126,7 @@ export class GpuBuffer extends Resource {
     boolean(staging, 'options.staging');
     const { offset, length } = registerRange(this.length, rest, this.describe());
     const { access, iova = this.address + BigInt(offset) } = regOptions(rest, ['offset', 'length']);
+    requireFits(iova, length);
     const how: Registration = { access, iova };
     const made = async (native: Promise<ConstructorParameters<typeof MemoryRegion>[1]>) => {
       try {

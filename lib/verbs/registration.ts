@@ -16,7 +16,8 @@ export interface RegMrOptions {
   access?: number;
   /**
    * The address by which requests and peers name the first byte. Default: where it lies in memory; 0 with
-   * `AccessFlags.ZERO_BASED`. It must be at the same place in its page as the memory.
+   * `AccessFlags.ZERO_BASED`. It must be at the same place in its page as the memory, and the region may not go on past
+   * 2^64 (RangeError).
    */
   iova?: bigint;
 }
@@ -53,11 +54,18 @@ export function regOptions(options: AllocOptions, others: readonly string[] = []
   return { access, iova: 0n };
 }
 
+/** The last byte has an address too: a range does not go on at 0. @internal */
+export function requireFits(start: bigint | undefined, length: number, name = 'options.iova'): void {
+  if (start === undefined || start + BigInt(length) <= 1n << 64n) return;
+  throw rangeError(`${name} 0x${start.toString(16)} + ${length} bytes is past the end of the 64-bit addresses`);
+}
+
 /** What `pd.alloc()` is called with. @internal */
 export function allocArgs(length: number, options: AllocOptions): { hugePages: boolean; how: Registration } {
   const how = regOptions(options, ['hugePages']);
   // The longest Buffer that Node has: 4 GiB in Node 20.
   integer(length, 'length', 1, constants.MAX_LENGTH);
+  requireFits(how.iova, length);
   const { hugePages = false } = options;
   return { how, hugePages: boolean(hugePages, 'options.hugePages') };
 }
@@ -66,6 +74,7 @@ export function allocArgs(length: number, options: AllocOptions): { hugePages: b
 export function regArgs(pd: PdHandle, memory: ArrayBufferView | ArrayBuffer, options: RegMrOptions) {
   const how = regOptions(options);
   const { buffer, view } = memoryOf(memory);
+  requireFits(how.iova, view.length);
   markAsUntransferable(buffer);
   return { view, how, args: [pd, buffer, view.byteOffset, view.length, how.access, how.iova] as const };
 }
@@ -75,6 +84,8 @@ export function addressArgs(pd: PdHandle, address: bigint, length: number, optio
   const how = regOptions(options);
   uint64(address, 'address');
   integer(length, 'length', 1, Number.MAX_SAFE_INTEGER);
+  requireFits(address, length, 'address');
+  requireFits(how.iova, length);
   return { how, args: [pd, address, length, how.access, how.iova] as const };
 }
 
@@ -85,6 +96,7 @@ export function dmabufOptions(fd: number, options: RegDmabufMrOptions) {
   integer(fd, 'fd', 0, 0x7fff_ffff);
   integer(offset, 'options.offset', 0, Number.MAX_SAFE_INTEGER);
   integer(length, 'options.length', 1, Number.MAX_SAFE_INTEGER);
+  requireFits(iova, length);
   return { offset, length, how: { access, iova: iova ?? BigInt(offset) } };
 }
 
