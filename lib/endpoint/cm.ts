@@ -1,6 +1,6 @@
 import { lookup } from 'node:dns/promises';
 import { isIP } from 'node:net';
-import { abortSignal, boolean, environmentNumber, instance, integer, readOptions, string, typeError } from '../args.ts';
+import { abortSignal, boolean, environmentNumber, instance, integer, readOptions, string } from '../args.ts';
 import type { CmEvent } from '../cm/cm-event.ts';
 import type { CmId } from '../cm/cm-id.ts';
 import { createEventChannel, type EventChannel } from '../cm/event-channel.ts';
@@ -14,7 +14,7 @@ import type { MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import { RETRIES } from './connect.ts';
 import { Endpoint, endpointOptions } from './endpoint.ts';
-import { createEndpointQp } from './endpoint-qp.ts';
+import { createEndpointQp, endpointCap, type FirstRecvs, firstRecvs } from './endpoint-qp.ts';
 
 /** How an endpoint is made by the connection manager. */
 export interface CmEndpointOptions {
@@ -284,7 +284,7 @@ export class ConnectionRequest {
 interface Prepared {
   pd: ProtectionDomain;
   cap: Partial<QpCap>;
-  recvs: ((endpoint: Endpoint) => readonly MemorySlice[]) | undefined;
+  recvs: FirstRecvs;
   minRnrTimer: number;
   timeoutMs: number;
   how: { maxWaiting?: number };
@@ -294,14 +294,13 @@ interface Prepared {
 
 function prepare(o: CmEndpointOptions): Prepared {
   instance(o.pd, 'options.pd', ProtectionDomain).requireOpen();
-  const { pd, cap = {}, recvs, minRnrTimer = 12, timeoutMs = 10_000 } = o;
-  if (recvs !== undefined && typeof recvs !== 'function') throw typeError('options.recvs', 'a function', recvs);
+  const { pd, minRnrTimer = 12, timeoutMs = 10_000 } = o;
   const { privateData, responderResources, initiatorDepth, retryCount = RETRIES, rnrRetryCount } = o;
   const param = { privateData, responderResources, initiatorDepth, retryCount, rnrRetryCount };
   return {
     pd,
-    cap,
-    recvs,
+    cap: endpointCap(o.cap),
+    recvs: firstRecvs(o),
     minRnrTimer: integer(minRnrTimer, 'options.minRnrTimer', 0, 31),
     timeoutMs: integer(timeoutMs, 'options.timeoutMs', 1, 2 ** 31 - 1),
     how: endpointOptions(o),
@@ -359,7 +358,7 @@ async function join(id: CmId, prepared: Prepared, step: () => Promise<Buffer>): 
     else state.early = type;
   });
   try {
-    endpoint.postInitial(recvs?.(endpoint) ?? []);
+    endpoint.postInitial(recvs);
     const privateData = await step();
     // The connection manager's own is 0: 655 ms.
     await qp.modify({ qpState: QpState.RTS, minRnrTimer });

@@ -1,6 +1,6 @@
 import { randomInt } from 'node:crypto';
 import { constants } from 'node:os';
-import { environmentNumber, integer, readOptions, typeError, valueError } from '../args.ts';
+import { environmentNumber, instance, integer, oneOf, readOptions, typeError, uint32, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { AccessFlags, LinkLayer, Mtu, PortState, QpState } from '../native/constants.gen.ts';
 import { formatGid, parseGid } from '../verbs/gid.ts';
@@ -75,6 +75,28 @@ export const connectOptionNames: readonly string[] = [
   'maxRdAtomic',
 ];
 
+// The numbers among them, and the most that the field of the wire or of C takes.
+const limits: readonly (readonly [keyof ConnectOptions, number, number])[] = [
+  ['portNum', 1, 255],
+  ['gidIndex', 0, 255],
+  ['timeout', 0, 31],
+  ['retryCnt', 0, 7],
+  ['rnrRetry', 0, 7],
+  ['minRnrTimer', 0, 31],
+  ['hopLimit', 0, 255],
+  ['trafficClass', 0, 255],
+  ['sl', 0, 15],
+  ['pkeyIndex', 0, 0xffff],
+  ['maxRdAtomic', 0, 255],
+];
+
+/** @internal */
+export function checkConnectOptions(o: ConnectOptions): void {
+  for (const [name, min, max] of limits) if (o[name] !== undefined) integer(o[name], `options.${name}`, min, max);
+  if (o.mtu !== undefined) oneOf(o.mtu, 'options.mtu', Mtu, 'Mtu');
+  if (o.access !== undefined) uint32(o.access, 'options.access');
+}
+
 /**
  * What the peer of a queue pair has to know, with a fresh random PSN. Make it once a connection, send it over, and give
  * it to `connectQueuePair()` together with the peer's.
@@ -82,8 +104,10 @@ export const connectOptionNames: readonly string[] = [
  * @throws RdmaError ENETDOWN when the port is not active; ENOENT when it has no usable GID
  */
 export function connectionInfo(qp: QueuePair, options: ConnectOptions = {}): ConnectionInfo {
-  if (!(qp instanceof QueuePair)) throw typeError('qp', 'a QueuePair', qp);
-  const { portNum = 1, gidIndex, maxRdAtomic = 16 } = readOptions(options, 'options', connectOptionNames);
+  instance(qp, 'qp', QueuePair);
+  const o = readOptions(options, 'options', connectOptionNames);
+  checkConnectOptions(o);
+  const { portNum = 1, gidIndex, maxRdAtomic = 16 } = o;
   const context = qp.pd.context;
   const port = context.queryPort(portNum);
   if (port.state !== PortState.ACTIVE) {
@@ -98,7 +122,7 @@ export function connectionInfo(qp: QueuePair, options: ConnectOptions = {}): Con
     lid: ethernet ? 0 : port.lid,
     linkLayer: port.linkLayer,
     mtu: port.activeMtu,
-    maxDestRdAtomic: Math.min(integer(maxRdAtomic, 'options.maxRdAtomic', 0, 255), context.queryDevice().maxQpRdAtom),
+    maxDestRdAtomic: Math.min(maxRdAtomic, context.queryDevice().maxQpRdAtom),
   };
 }
 
@@ -119,6 +143,14 @@ export async function connectQueuePair(
   options: ConnectOptions & { beforeRtr?: (qp: QueuePair) => void } = {},
 ): Promise<void> {
   const o = readOptions(options, 'options', [...connectOptionNames, 'beforeRtr']);
+  instance(qp, 'qp', QueuePair);
+  checkInfo(local, 'local');
+  checkInfo(remote, 'remote');
+  checkConnectOptions(o);
+  const { beforeRtr } = o;
+  if (beforeRtr !== undefined && typeof beforeRtr !== 'function') {
+    throw typeError('options.beforeRtr', 'a function', beforeRtr);
+  }
   const { portNum = 1, access, trafficClass = environmentNumber('NODE_RDMA_TC', 255), maxRdAtomic = 16 } = o;
   if (local.qpNum !== qp.qpNum) throw valueError('local is of another queue pair');
   if (local.linkLayer !== remote.linkLayer) {
@@ -144,7 +176,7 @@ export async function connectQueuePair(
     qpAccessFlags: access ?? AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC,
   };
   await qp.modify(initAttr);
-  o.beforeRtr?.(qp);
+  beforeRtr?.(qp);
   await qp.modify({
     qpState: QpState.RTR,
     pathMtu,
@@ -192,23 +224,36 @@ const MAGIC = 'nRDM';
 const VERSION = 1;
 const BLOB_LENGTH = 36;
 
+// Checks each field, and returns the GID.
+function checkInfo(info: ConnectionInfo, name: string): Buffer {
+  if (typeof info !== 'object' || info === null) throw typeError(name, 'a ConnectionInfo', info);
+  integer(info.linkLayer, `${name}.linkLayer`, 0, 255);
+  integer(info.mtu, `${name}.mtu`, 1, 5);
+  integer(info.qpNum, `${name}.qpNum`, 0, 0xff_ffff);
+  integer(info.psn, `${name}.psn`, 0, 0xff_ffff);
+  integer(info.lid, `${name}.lid`, 0, 0xffff);
+  integer(info.maxDestRdAtomic, `${name}.maxDestRdAtomic`, 0, 255);
+  return parseGid(info.gid, `${name}.gid`);
+}
+
 /**
  * Encodes a `ConnectionInfo` as 36 bytes in network byte order, with a version and a length.
  *
  * @throws TypeError or RangeError naming the field
  */
 export function encodeConnectionInfo(info: ConnectionInfo): Buffer {
+  const gid = checkInfo(info, 'info');
   const blob = Buffer.alloc(BLOB_LENGTH);
   blob.write(MAGIC, 0, 'latin1');
   blob.writeUInt8(VERSION, 4);
   blob.writeUInt8(BLOB_LENGTH, 5);
-  blob.writeUInt8(integer(info.linkLayer, 'info.linkLayer', 0, 255), 6);
-  blob.writeUInt8(integer(info.mtu, 'info.mtu', 1, 5), 7);
-  blob.writeUInt32BE(integer(info.qpNum, 'info.qpNum', 0, 0xff_ffff), 8);
-  blob.writeUInt32BE(integer(info.psn, 'info.psn', 0, 0xff_ffff), 12);
-  blob.writeUInt16BE(integer(info.lid, 'info.lid', 0, 0xffff), 16);
-  blob.writeUInt8(integer(info.maxDestRdAtomic, 'info.maxDestRdAtomic', 0, 255), 18);
-  parseGid(info.gid).copy(blob, 20);
+  blob.writeUInt8(info.linkLayer, 6);
+  blob.writeUInt8(info.mtu, 7);
+  blob.writeUInt32BE(info.qpNum, 8);
+  blob.writeUInt32BE(info.psn, 12);
+  blob.writeUInt16BE(info.lid, 16);
+  blob.writeUInt8(info.maxDestRdAtomic, 18);
+  gid.copy(blob, 20);
   return blob;
 }
 

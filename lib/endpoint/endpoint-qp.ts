@@ -1,11 +1,30 @@
 import { setImmediate } from 'node:timers/promises';
+import { typeError } from '../args.ts';
 import type { QpCap } from '../native/native.ts';
+import type { MemorySlice } from '../verbs/memory-region.ts';
 import type { ProtectionDomain } from '../verbs/protection-domain.ts';
+import { qpCap } from '../verbs/qp-attributes.ts';
 import type { QpInitAttr } from '../verbs/qp-init-attr.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
+import type { Endpoint } from './endpoint.ts';
 
 // Making one is some system calls: one in a turn of the event loop, so that many at once do not hold it up.
 let lastTurn: Promise<void> = Promise.resolve();
+
+/** What gives an endpoint its first receives. @internal */
+export type FirstRecvs = ((endpoint: Endpoint) => readonly MemorySlice[]) | undefined;
+
+/** The same, checked. @internal */
+export function firstRecvs({ recvs }: { recvs?: FirstRecvs }): FirstRecvs {
+  if (recvs !== undefined && typeof recvs !== 'function') throw typeError('options.recvs', 'a function', recvs);
+  return recvs;
+}
+
+/** The capacities of an endpoint's queue pair among the options that one is made with, checked. @internal */
+export function endpointCap(cap: Partial<QpCap> | undefined): Partial<QpCap> {
+  qpCap(cap, 'options.cap', { maxSendWr: 128, maxRecvWr: 128, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 64 });
+  return cap ?? {};
+}
 
 /**
  * The queue pair of an endpoint, with a completion queue for both directions that is as long as both of its queues.

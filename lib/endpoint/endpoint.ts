@@ -1,5 +1,5 @@
 import { inspect } from 'node:util';
-import { abortSignal, boolean, instance, integer, readOptions, typeError, uint32, valueError } from '../args.ts';
+import { abortSignal, boolean, instance, integer, readOptions, typeError, valueError } from '../args.ts';
 import {
   RdmaClosedError,
   RdmaDeviceLostError,
@@ -15,13 +15,15 @@ import { QueuePair } from '../verbs/queue-pair.ts';
 import type { RecvWr } from '../verbs/recv-list.ts';
 import type { SendWr } from '../verbs/send-wr.ts';
 import type { WorkCompletion } from '../verbs/work-completion.ts';
+import { batchOf, inlineFlag } from './batch.ts';
 import { failureOf } from './causes.ts';
 import { CompletionLoop } from './completion-loop.ts';
+import type { FirstRecvs } from './endpoint-qp.ts';
 import { type OperationOptions, Operations, type Received } from './operations.ts';
 import { abortable, outcomeOf } from './outcomes.ts';
-import { NOTHING, RECV, type Request, RequestQueue } from './request-queue.ts';
+import { NOTHING, RECV, type Request, RequestQueue, told } from './request-queue.ts';
 import { Scope } from './scope.ts';
-import { SharedMemory, windowOf } from './shared-memory.ts';
+import { checkSharedAccess, SharedMemory, windowOf } from './shared-memory.ts';
 
 /** What an endpoint's queue pair was connected by, where that has an end. @internal */
 export interface Connection {
@@ -89,6 +91,7 @@ export class Endpoint extends Operations {
     this.qp = instance(qp, 'qp', QueuePair);
     if (qp.recvCq !== qp.sendCq) throw valueError('qp must have one completion queue for both directions');
     const { maxWaiting } = endpointOptions(readOptions(options, 'options', ['maxWaiting']));
+    if (!Buffer.isBuffer(privateData)) throw typeError('privateData', 'a Buffer', privateData);
     this.#privateData = privateData;
     const broken = (error: Error) => this.#fail(error);
     this.#sends = new RequestQueue<SendWr>(qp, false, maxWaiting, broken);
@@ -153,7 +156,7 @@ export class Endpoint extends Operations {
    */
   async share(memory: MemoryRegion | MemorySlice, access: number): Promise<SharedMemory> {
     const slice = memory instanceof MemoryRegion ? memory.slice() : instance(memory, 'memory', MemorySlice);
-    uint32(access, 'access');
+    checkSharedAccess(access);
     if ((slice.region.access & AccessFlags.MW_BIND) === 0) {
       throw valueError('memory: its region must be registered with AccessFlags.MW_BIND');
     }
@@ -250,11 +253,26 @@ export class Endpoint extends Operations {
     if (!this.qp.closed) this.#fail(reason);
   }
 
-  /** Posts the receives of `recvs`, in the state INIT. @internal */
-  postInitial(slices: readonly MemorySlice[]): void {
-    (this.recvs as Promise<Received>[]).push(...slices.map((slice) => this.recv(slice)));
-    // Who does not look at them is not to be ended by them.
-    for (const recv of this.recvs) recv.catch(() => {});
+  /** Posts the receives of `recvs`, in the state INIT. Throws where one of them cannot be posted. @internal */
+  postInitial(recvs: FirstRecvs): void {
+    const slices: unknown = recvs?.(this) ?? [];
+    if (!Array.isArray(slices)) throw typeError('What options.recvs() returns', 'an array of MemorySlices', slices);
+    Array.from(slices, (sgList: MemorySlice, i) => {
+      const wr: RecvWr = sgList === undefined ? { wrId: 0 } : { wrId: 0, sgList };
+      let how!: Pick<Request, 'resolve' | 'reject'>;
+      const promise = new Promise<Received>((resolve, reject) => {
+        how = { resolve, reject };
+      });
+      // Who does not look at them is not to be ended by them.
+      promise.catch(() => {});
+      try {
+        this.#recvs.add({ name: 'recv', wr, ...how, isUnsignaled: false, post: undefined });
+      } catch (error) {
+        throw told(error, `options.recvs()[${i}]`);
+      }
+      (this.recvs as Promise<Received>[]).push(promise);
+    });
+    this.#loop.look();
   }
 
   #ended(reason: Error | undefined): void {
@@ -298,7 +316,7 @@ export class Endpoint extends Operations {
   /** @internal */
   override perform(wr: SendWr, name: string, options?: OperationOptions, scope?: Scope): Promise<void> {
     if (options !== undefined) return this.#performWith(wr, name, options, scope);
-    wr.sendFlags = SendFlags.SIGNALED | this.#inlined(wr);
+    wr.sendFlags = SendFlags.SIGNALED | inlineFlag(wr, this.qp.cap.maxInlineData);
     return this.#begin(this.#sends, name, wr, scope) as Promise<unknown> as Promise<void>;
   }
 
@@ -317,14 +335,7 @@ export class Endpoint extends Operations {
   override performAll(wrs: readonly SendWr[], options?: { signal?: AbortSignal }, scope?: Scope): Promise<void> {
     try {
       const { signal } = readOptions(options, 'options', ['signal']);
-      if (!Array.isArray(wrs)) throw typeError('wrs', 'an array', wrs);
-      const copies = wrs.map((wr: SendWr, i) => {
-        if (wr?.wrId !== undefined) throw valueError(`wrs[${i}].wrId: an endpoint numbers its requests itself`);
-        const copy: SendWr = { ...wr, wrId: 0 };
-        if (Array.isArray(wr?.sgList)) copy.sgList = [...wr.sgList];
-        copy.sendFlags = (wr?.sendFlags ?? 0) | SendFlags.SIGNALED | this.#inlined(copy);
-        return copy;
-      });
+      const copies = batchOf(wrs, this.qp.cap.maxInlineData);
       return this.#beginAll(this.#sends, 'batch', copies, { signal, scope }) as Promise<unknown> as Promise<void>;
     } catch (error) {
       return Promise.reject(error);
@@ -335,7 +346,7 @@ export class Endpoint extends Operations {
     try {
       const o = readOptions(options, 'options', operationOptionNames);
       const { fence = false, solicited = false, signaled = true, signal } = o;
-      wr.sendFlags = SendFlags.SIGNALED | this.#inlined(wr);
+      wr.sendFlags = SendFlags.SIGNALED | inlineFlag(wr, this.qp.cap.maxInlineData);
       if (boolean(fence, 'options.fence')) wr.sendFlags |= SendFlags.FENCE;
       if (boolean(solicited, 'options.solicited')) wr.sendFlags |= SendFlags.SOLICITED;
       const isUnsignaled = !boolean(signaled, 'options.signaled');
@@ -354,7 +365,11 @@ export class Endpoint extends Operations {
   ): Promise<Received> {
     const operation = new Promise<Received>((resolve, reject) => {
       this.#requireOpen();
-      queue.add({ name, wr, resolve, reject, isUnsignaled: false, post: undefined });
+      try {
+        queue.add({ name, wr, resolve, reject, isUnsignaled: false, post: undefined });
+      } catch (error) {
+        throw told(error, name);
+      }
       this.#loop.look();
     });
     scope?.track(operation);
@@ -376,8 +391,12 @@ export class Endpoint extends Operations {
       this.#requireOpen();
       const outcome = wrs.length === 1 ? { resolve, reject } : outcomeOf(wrs.length, resolve, reject);
       for (const wr of wrs) requests.push({ name, wr, ...outcome, isUnsignaled, post });
-      if (requests.length === 1) queue.add(requests[0] as Request<Wr>);
-      else if (requests.length > 1) queue.addAll(requests);
+      try {
+        if (requests.length === 1) queue.add(requests[0] as Request<Wr>);
+        else if (requests.length > 1) queue.addAll(requests);
+      } catch (error) {
+        throw told(error, name);
+      }
       this.#loop.look();
     });
     scope?.track(operation);
@@ -385,14 +404,6 @@ export class Endpoint extends Operations {
     return abortable(operation, signal, () => {
       for (const request of requests) if (queue.withdraw(request)) request.reject(signal.reason);
     });
-  }
-
-  // The flag for what is short enough, and of a kind that can.
-  #inlined({ sgList, opcode }: SendWr): number {
-    let length = 0;
-    if (MemorySlice.is(sgList)) length = sgList.length;
-    else if (Array.isArray(sgList)) for (const slice of sgList) length += slice?.length;
-    return length <= this.qp.cap.maxInlineData && inlinable(opcode) ? SendFlags.INLINE : 0;
   }
 
   // Nothing will complete any more.
@@ -427,10 +438,4 @@ export class Endpoint extends Operations {
     if ((wcFlags & (WcFlags.WITH_INV | WcFlags.IP_CSUM_OK)) === 0 || (wcFlags & WcFlags.WITH_IMM) !== 0) return;
     for (const [window, shared] of this.#windows) if (window.rkey === invalidatedRkey) shared?.invalidated();
   }
-}
-
-function inlinable(opcode: number): boolean {
-  const { RDMA_WRITE, SEND, SEND_WITH_IMM, RDMA_WRITE_WITH_IMM, SEND_WITH_INV } = WrOpcode;
-  const isWrite = opcode === RDMA_WRITE || opcode === RDMA_WRITE_WITH_IMM;
-  return isWrite || opcode === SEND || opcode === SEND_WITH_IMM || opcode === SEND_WITH_INV;
 }

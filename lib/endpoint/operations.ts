@@ -1,7 +1,7 @@
-import { valueError } from '../args.ts';
+import { typeError, valueError } from '../args.ts';
 import { WrOpcode } from '../native/constants.gen.ts';
 import { threadMark } from '../thread.ts';
-import type { MemorySlice } from '../verbs/memory-region.ts';
+import { MemorySlice } from '../verbs/memory-region.ts';
 import type { RecvWr } from '../verbs/recv-list.ts';
 import type { RemoteSlice } from '../verbs/remote-region.ts';
 import type { SendWr } from '../verbs/send-wr.ts';
@@ -157,6 +157,11 @@ export abstract class Operations {
 
   async #atomic(wr: SendWr, name: string, local: MemorySlice, options?: OperationOptions): Promise<bigint> {
     if (options?.signaled === false) throw valueError(`options.signaled: the promise of ${name}() has its result`);
+    // Before anything is done: what was there is taken from it.
+    if (!MemorySlice.is(local)) throw typeError('local', 'a MemorySlice (mr.slice())', local);
+    if (!local.region.hasBuffer) {
+      throw valueError('local: JavaScript does not see the memory of its region: use batch(), which has no result');
+    }
     await this.perform(wr, name, options);
     // The device leaves it in host byte order.
     return local.buffer.readBigUInt64LE(0);

@@ -139,8 +139,7 @@ export class RequestQueue<Wr extends SendWr | RecvWr> implements Using {
       try {
         this.#check(request);
       } catch (error) {
-        // By itself it has no position.
-        throw Object.assign(error as Error, { message: (error as Error).message.replace(/^wr\b/, `wrs[${i}]`) });
+        throw told(error, 'batch', i);
       }
     });
     for (const request of requests) this.#wait(request);
@@ -178,7 +177,7 @@ export class RequestQueue<Wr extends SendWr | RecvWr> implements Using {
       if (requests.length > 1 && !(error instanceof PostError)) most = 1;
       else if (refused !== undefined) {
         this.withdraw(refused);
-        refused.reject(error);
+        refused.reject(told(error, refused.name));
       }
     }
   }
@@ -290,6 +289,36 @@ export class RequestQueue<Wr extends SendWr | RecvWr> implements Using {
 function signal(wr: SendWr, isSignaled: boolean): void {
   const flags = wr.sendFlags ?? 0;
   wr.sendFlags = isSignaled ? flags | SendFlags.SIGNALED : flags & ~SendFlags.SIGNALED;
+}
+
+/**
+ * An error about a request in the words of the method that was called, whose arguments are no requests.
+ *
+ * @param index - its position in what `batch()` was given
+ * @internal
+ */
+export function told(error: unknown, name: string, index = 0): Error {
+  // A getter of the caller's may throw anything.
+  if (!(error instanceof Error)) return error as Error;
+  const { message, stack } = error;
+  const texts = /^(wr|wrs\[\d+\]|request)(?![\w[])(?:\.(\w+))?/.exec(message);
+  if (texts === null) return error;
+  const [old, request, field] = texts;
+  let text = argumentOf(name, field ?? '') ?? old;
+  if (name === 'batch') text = request === 'wr' ? old.replace('wr', `wrs[${index}]`) : old;
+  if (text === old) return error;
+  const said = text + message.slice(old.length);
+  return Object.assign(error, { message: said, stack: stack?.replace(message, () => said) });
+}
+
+// What a field of a request is called by who asked for it.
+function argumentOf(name: string, field: string): string | undefined {
+  if (name.startsWith('options.recvs')) return name;
+  if (name === 'share') return field === 'local' ? 'memory' : field;
+  if (field === 'sgList') return 'local';
+  if (field === 'compareAdd') return name === 'fetchAdd' ? 'add' : 'compare';
+  if (field === 'immData' && name === 'send') return 'options.immData';
+  return field === '' ? undefined : field;
 }
 
 // Who waits for nothing is told nothing of an end: `endpoint.closed` says why.

@@ -1,7 +1,8 @@
 import { inspect } from 'node:util';
-import { RdmaError } from '../errors.ts';
+import { rangeError, uint32 } from '../args.ts';
+import { QueueFullError, RdmaError } from '../errors.ts';
 import { hex, type Inspecting, shown } from '../inspect.ts';
-import { MwType, WrOpcode } from '../native/constants.gen.ts';
+import { AccessFlags, MwType, WrOpcode } from '../native/constants.gen.ts';
 import { threadMark } from '../thread.ts';
 import type { MemoryWindow } from '../verbs/memory-window.ts';
 import type { ProtectionDomain } from '../verbs/protection-domain.ts';
@@ -43,6 +44,7 @@ export class SharedMemory {
    * whoever has it, and the peer's next use of it ends the connection (REM_ACCESS_ERR there). Idempotent; also after the
    * connection has ended, and then by the kernel.
    *
+   * @throws QueueFullError when more than `maxWaiting` would wait: it is not revoked then, and may be asked again
    * @see ibv_post_send(3), IBV_WR_LOCAL_INV
    */
   revoke(): Promise<void> {
@@ -78,13 +80,25 @@ export class SharedMemory {
       try {
         await this.#endpoint.perform(wr, 'revoke', undefined);
         this.#isInvalid = true;
-      } catch {
+      } catch (error) {
+        if (error instanceof QueueFullError) {
+          this.#revoking = undefined;
+          throw error;
+        }
         // The connection has ended. The kernel takes the key back with the window.
       }
     }
     this.#window.close();
     this.#forget();
   }
+}
+
+const { REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC } = AccessFlags;
+
+/** What a peer may be allowed. @internal */
+export function checkSharedAccess(access: number): void {
+  if ((uint32(access, 'access') & ~(REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC)) === 0) return;
+  throw rangeError(`access must be of REMOTE_WRITE, REMOTE_READ and REMOTE_ATOMIC, not 0x${access.toString(16)}`);
 }
 
 /** A window of type 2. @internal */

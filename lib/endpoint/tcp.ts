@@ -12,6 +12,7 @@ import type { QueuePair } from '../verbs/queue-pair.ts';
 import {
   type ConnectionInfo,
   type ConnectOptions,
+  checkConnectOptions,
   connectionInfo,
   connectOptionNames,
   connectQueuePair,
@@ -19,7 +20,7 @@ import {
   encodeConnectionInfo,
 } from './connect.ts';
 import { Endpoint, endpointOptions } from './endpoint.ts';
-import { createEndpointQp } from './endpoint-qp.ts';
+import { createEndpointQp, endpointCap, type FirstRecvs, firstRecvs } from './endpoint-qp.ts';
 
 // What travels, in both directions: the length of a frame (u16, network order), the connection info, the private data.
 // Then one byte each way, when the queue pair has reached RTS: nobody sends to one that cannot receive.
@@ -104,9 +105,11 @@ export async function listenTcp(options: ListenTcpOptions): Promise<TcpListener>
   const port = integer(o.port, 'options.port', 0, 65535);
   const host = o.host === undefined ? undefined : string(o.host, 'options.host');
   const backlog = integer(o.backlog ?? 16, 'options.backlog', 1, 4096);
+  const { onError = () => {} } = o;
+  if (typeof onError !== 'function') throw typeError('options.onError', 'a function', onError);
   const prepared = prepare(o);
   const server = createServer();
-  const listener = new TcpListener(server, prepared, backlog, o.onError ?? (() => {}));
+  const listener = new TcpListener(server, prepared, backlog, onError);
   server.listen({ port, ...(host !== undefined && { host }) });
   await once(server, 'listening');
   return listener;
@@ -121,6 +124,7 @@ export class TcpListener {
   readonly #accepts: { resolve: (endpoint: Endpoint) => void; reject: (error: Error) => void }[] = [];
   readonly #establishing = new Set<Promise<void>>();
   readonly #abort = new AbortController();
+  #closing: Promise<void> | undefined;
 
   /** @internal */
   constructor(server: Server, prepared: Prepared, backlog: number, onError: (error: Error) => void) {
@@ -174,8 +178,12 @@ export class TcpListener {
   }
 
   /** Stops listening, and closes the connections that nobody accepted. Idempotent. */
-  async close(): Promise<void> {
-    if (this.#abort.signal.aborted) return;
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  async #close(): Promise<void> {
     const closed = new RdmaClosedError('Listener');
     this.#abort.abort(closed);
     for (const { reject } of this.#accepts.splice(0)) reject(closed);
@@ -213,7 +221,7 @@ interface Prepared {
   cap: Partial<QpCap>;
   privateData: Buffer;
   timeoutMs: number;
-  recvs: ((endpoint: Endpoint) => readonly MemorySlice[]) | undefined;
+  recvs: FirstRecvs;
   how: { maxWaiting?: number };
   connect: ConnectOptions;
 }
@@ -231,12 +239,13 @@ function prepare(o: EndpointOptions): Prepared {
   const given = o as unknown as Record<string, unknown>;
   const connect: Record<string, unknown> = {};
   for (const name of connectOptionNames) if (given[name] !== undefined) connect[name] = given[name];
+  checkConnectOptions(connect);
   return {
     pd,
-    cap: o.cap ?? {},
+    cap: endpointCap(o.cap),
     privateData: Buffer.from(privateData),
     timeoutMs: integer(o.timeoutMs ?? 10_000, 'options.timeoutMs', 1, 2 ** 31 - 1),
-    recvs: o.recvs,
+    recvs: firstRecvs(o),
     how: endpointOptions(o),
     connect,
   };
@@ -268,7 +277,7 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
     const endpoint = new Endpoint(qp, Buffer.from(received.subarray(INFO_LENGTH)), how);
     await connectQueuePair(qp, local, remote, {
       ...connect,
-      beforeRtr: () => endpoint.postInitial(recvs?.(endpoint) ?? []),
+      beforeRtr: () => endpoint.postInitial(recvs),
     });
     socket.write(Buffer.of(READY));
     if ((await bytes.read(1))[0] !== READY) throw valueError('The peer does not say that it is ready');

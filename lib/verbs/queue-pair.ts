@@ -3,7 +3,7 @@ import { instance, integer, rangeError, readOptions, uint32, valueError } from '
 import { PostError, RdmaClosedError, RdmaDeviceLostError, RdmaError, RdmaQpFailedError } from '../errors.ts';
 import { brief, nameOf, word } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
-import { EventType, MwType, QpState, QpType, SendFlags, SendOpsFlags } from '../native/constants.gen.ts';
+import { AccessFlags, EventType, MwType, QpState, QpType, SendFlags, SendOpsFlags } from '../native/constants.gen.ts';
 import type { NativeMlx5QpInitAttr } from '../native/native.ts';
 import { GRH_BYTES } from './address-handle.ts';
 import { AnyQueuePair } from './any-queue-pair.ts';
@@ -32,6 +32,8 @@ const SENDABLE = states(RTS, SQD, SQE, ERR);
 const RECEIVABLE = states(INIT, RTR, RTS, SQD, SQE, ERR);
 
 const { BIND_MW } = SendOpsFlags;
+const { REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ZERO_BASED } = AccessFlags;
+const WINDOW_ACCESS = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | ZERO_BASED;
 
 // What libmlx5 makes by its own function: DRIVER is a DC initiator.
 const MLX5_TYPES = [QpType.RC, QpType.UC, QpType.UD, QpType.RAW_PACKET, QpType.XRC_SEND, QpType.DRIVER];
@@ -192,6 +194,8 @@ export class QueuePair extends AnyQueuePair {
       throw valueError('mw, request.local and the queue pair must be of one protection domain');
     }
     uint32(access, 'request.access');
+    if (((access as number) & ~WINDOW_ACCESS) !== 0)
+      throw rangeError('request.access must be REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ZERO_BASED, joined with |');
     integer(wrId, 'request.wrId', 0, Number.MAX_SAFE_INTEGER);
     uint32(sendFlags, 'request.sendFlags');
     if (mw.type === MwType.MW_TYPE_2 && this.sendOpsFlags !== undefined && (this.sendOpsFlags & BIND_MW) === 0) {

@@ -42,13 +42,25 @@ const STREAM_ID = Layout.sendWr.dcStreamId / 4;
 const TSO_HDR = Layout.sendWr.tsoHdr / 4;
 const TSO_SIZES = Layout.sendWr.tsoHdrSz / 4;
 
-const ALL_FLAGS = SendFlags.FENCE | SendFlags.SIGNALED | SendFlags.SOLICITED | SendFlags.INLINE | SendFlags.IP_CSUM;
+const ALL_FLAGS: number =
+  SendFlags.FENCE | SendFlags.SIGNALED | SendFlags.SOLICITED | SendFlags.INLINE | SendFlags.IP_CSUM;
 
 // What the keys beyond the common ones are for.
 const OF_DATAGRAMS = ['remoteQpn', 'remoteQkey'] as const;
 const OF_INITIATORS = ['remoteDctn', 'remoteDcKey', 'streamId'] as const;
 const OF_FLUSHES = ['placementType', 'selectivityLevel'] as const;
 const someOf = (wr: SendWr, keys: readonly (keyof SendWr)[]) => keys.some((key) => wr[key] !== undefined);
+
+/** Whether it is `SendFlags` joined with `|`. @internal */
+export function isSendFlags(flags: unknown): flags is number {
+  return typeof flags === 'number' && flags >>> 0 === flags && (flags & ~ALL_FLAGS) === 0;
+}
+
+/** Says what is wrong with flags that are none. @internal */
+export function refuseFlags(flags: unknown, name: Name): never {
+  uint32(flags, label(name, 'sendFlags'));
+  throw rangeError(`${label(name, 'sendFlags')} must be SendFlags joined with |, not ${flags}`);
+}
 
 /** Where a request goes, for queue pairs that are not connected to one place. */
 interface Address {
@@ -262,10 +274,7 @@ export class SendList extends PostList<SendWr> {
     if (wrId !== undefined && !(Number.isSafeInteger(wrId) && wrId >= 0)) {
       integer(wrId, label(name, 'wrId'), 0, Number.MAX_SAFE_INTEGER);
     }
-    if (typeof sendFlags !== 'number' || sendFlags >>> 0 !== sendFlags || (sendFlags & ~ALL_FLAGS) !== 0) {
-      uint32(sendFlags, label(name, 'sendFlags'));
-      throw rangeError(`${label(name, 'sendFlags')} must be SendFlags joined with |, not ${sendFlags}`);
-    }
+    if (!isSendFlags(sendFlags)) refuseFlags(sendFlags, name);
     if ((sendFlags & SendFlags.INLINE) !== 0 && (trait & MAY_INLINE) === 0) {
       throw valueError(`${label(name, 'sendFlags')}: INLINE is for sends and writes only`);
     }

@@ -144,7 +144,7 @@ describe('endpoint.batch', () => {
       message: 'wrs[0].wrId: an endpoint numbers its requests itself',
     });
     expect((await rejection(a.batch({} as never))).message).toMatch(/^wrs must be an array/);
-    expect((await rejection(a.batch([null as never]))).message).toMatch(/opcode/);
+    expect((await rejection(a.batch([null as never]))).message).toMatch(/^wrs\[0\] must be an object/);
     expect(mrB.buffer.equals(Buffer.alloc(mrB.length))).toBe(true);
   });
 

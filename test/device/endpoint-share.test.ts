@@ -103,4 +103,17 @@ describe('endpoint.share', () => {
     expect((await failure(b.share({} as never, access))).message).toMatch(/memory must be a MemorySlice/);
     expect((await failure(b.share(mrB, -1))).message).toMatch(/access/);
   });
+
+  it('is not revoked where the queue has no room, and can be asked again', async () => {
+    await using ends = await Ends.connect({ access: bindable, b: { cap: { maxSendWr: 1 }, maxWaiting: 1 } });
+    const { a, b, mrB } = ends;
+    const shared = await b.share(mrB, access);
+    // Nobody receives them yet: one is under way, one waits.
+    const sends = [b.send(), b.send()];
+    expect(await failure(shared.revoke())).toMatchObject({ code: 'ERR_RDMA_QUEUE_FULL' });
+    expect(shared.isRevoked).toBe(false);
+    await within(Promise.all([a.recv(), a.recv(), ...sends]), 'the sends');
+    await within(shared.revoke(), 'the revocation');
+    expect(shared.isRevoked).toBe(true);
+  });
 });

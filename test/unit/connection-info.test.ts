@@ -13,6 +13,11 @@ const info: ConnectionInfo = {
 };
 
 describe('encodeConnectionInfo', () => {
+  it.each([null, undefined, 5, 'x'])('refuses %s', (wrong) => {
+    const expected = { code: 'ERR_INVALID_ARG_TYPE', message: expect.stringMatching(/^info must be a ConnectionInfo/) };
+    expect(() => encodeConnectionInfo(wrong as never)).toThrow(expect.objectContaining(expected));
+  });
+
   it('gives 36 bytes in network order, with a version and a length', () => {
     expect(encodeConnectionInfo(info).toString('hex')).toBe(
       '6e52444d' +
