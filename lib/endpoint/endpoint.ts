@@ -157,6 +157,9 @@ export class Endpoint extends Operations {
   async share(memory: MemoryRegion | MemorySlice, access: number): Promise<SharedMemory> {
     const slice = memory instanceof MemoryRegion ? memory.slice() : instance(memory, 'memory', MemorySlice);
     checkSharedAccess(access);
+    if (slice.region.pd !== this.qp.pd) {
+      throw valueError('memory is of another protection domain than the queue pair');
+    }
     if ((slice.region.access & AccessFlags.MW_BIND) === 0) {
       throw valueError('memory: its region must be registered with AccessFlags.MW_BIND');
     }

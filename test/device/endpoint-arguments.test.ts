@@ -18,6 +18,7 @@ import { ALL_ACCESS, deviceA, expectNoLeaks, openSide, thrown, within } from './
 expectNoLeaks();
 
 const TYPE = 'ERR_INVALID_ARG_TYPE';
+const VALUE = 'ERR_INVALID_ARG_VALUE';
 const RANGE = 'ERR_OUT_OF_RANGE';
 type Wrong = [name: string, call: () => Promise<unknown>, code: string, message: RegExp];
 
@@ -59,6 +60,7 @@ describe('an operation', () => {
       ['write remote', () => a.write(eight, 5 as never), TYPE, /^remote must be a RemoteSlice/],
       ['writeWithImm', () => a.writeWithImm(eight, remote, 'x' as never), TYPE, /^immData must be/],
       ['share', () => a.share(mrA, 0xffff_ffff), RANGE, /^access must be of REMOTE_WRITE/],
+      ['share', () => a.share(mrB, AccessFlags.REMOTE_READ), VALUE, /^memory is of another protection domain/],
       ['share', () => a.share(mrA, AccessFlags.LOCAL_WRITE), RANGE, /^access must be of REMOTE_WRITE/],
     ]);
     // By the stack too, which is what is printed.
