@@ -55,6 +55,8 @@ export class Said {
 // biome-ignore lint/suspicious/noControlCharactersInRegex: these are what is to be taken out
 const printable = (text: string) => text.replace(/[\x00-\x1f\x7f-\x9f]/g, '?').slice(0, 1000);
 
+const isCode = (code: unknown): code is string => typeof code === 'string' && /^[A-Z][A-Z0-9_]{0,63}$/.test(code);
+
 /** Objects and pieces over messages. */
 export class CopyChannel {
   readonly messages: Messages;
@@ -78,7 +80,8 @@ export class CopyChannel {
 
   /** Tells the peer what went wrong, in its turn. */
   async sendError(error: Error): Promise<void> {
-    const { code = 'EIO' } = error as NodeJS.ErrnoException;
+    const { code: given } = error as NodeJS.ErrnoException;
+    const code = isCode(given) ? given : 'EIO';
     // A mistake of ours is no business of the peer's.
     const message = error instanceof CopyError ? error.message : code;
     await this.send({ error: { code, message: message.slice(0, 4500) } });
@@ -102,7 +105,9 @@ export class CopyChannel {
     }
     if (!said.has('error')) return said;
     const error = said.object('error');
-    throw new CopyError(error.text('code'), printable(error.text('message')), { isRemote: true });
+    const code = error.text('code');
+    if (!isCode(code)) throw protocolError('no code of an error');
+    throw new CopyError(code, printable(error.text('message')), { isRemote: true });
   }
 
   /** The next object. */

@@ -2,7 +2,7 @@
 import { lookup } from 'node:dns/promises';
 import { isIP } from 'node:net';
 import { createEventChannel } from '../cm/event-channel.ts';
-import { connect, listen } from '../endpoint/cm.ts';
+import { type ConnectionRequest, connect, listen } from '../endpoint/cm.ts';
 import type { Endpoint } from '../endpoint/endpoint.ts';
 import { messageEndpoint } from '../endpoint/message-memory.ts';
 import { Messages } from '../endpoint/messages.ts';
@@ -108,14 +108,17 @@ export async function serveCopies(options: ServeOptions): Promise<void> {
   signal.throwIfAborted();
   const folder = await CopyFolder.open(options.folder, options.isReadOnly);
   const served = new Connections(folder, options);
+  let listener: Listening | undefined;
   try {
-    const listener = options.isTcp ? await listenByTcp(options, served) : await listenByCm(options, served);
+    listener = options.isTcp ? await listenByTcp(options, served) : await listenByCm(options, served);
     onListening(listener.port);
-    const abort = () => void listener.close();
+    const { close } = listener;
+    const abort = () => void close();
     signal.addEventListener('abort', abort, { once: true });
     if (signal.aborted) abort();
     await listener.ended;
   } finally {
+    await listener?.close();
     await served.close();
     await folder.close();
   }
@@ -133,7 +136,7 @@ async function listenByTcp({ port, device, localAddress }: ServeOptions, served:
   const listener = await listenTcp({ ...how, onError, ...(localAddress !== undefined && { host: localAddress }) });
   const accept = async () => {
     for await (const endpoint of listener) {
-      if (served.isFull) await endpoint.close();
+      if (served.isFull) await endpoint.close().catch(onError);
       else served.add(async () => endpoint, how.pd);
     }
   };
@@ -144,12 +147,24 @@ async function listenByCm({ port, localAddress }: ServeOptions, served: Connecti
   // What an older server has left of its connections does not matter.
   const where = { port, reuseAddr: true, ...(localAddress !== undefined && { host: localAddress }) };
   const listener = await listen(where);
+  const take = (request: ConnectionRequest) => {
+    if (served.isFull) return request.reject(Buffer.from('busy'));
+    let pd: ProtectionDomain;
+    try {
+      pd = served.pdOf(request.device);
+    } catch (error) {
+      request.reject();
+      throw error;
+    }
+    served.add(() => request.accept(messageEndpoint({ pd, ...copyLimits })), pd);
+  };
   const accept = async () => {
     for await (const request of listener) {
-      if (served.isFull) request.reject(Buffer.from('busy'));
-      else {
-        const pd = served.pdOf(request.device);
-        served.add(() => request.accept(messageEndpoint({ pd, ...copyLimits })), pd);
+      // Whatever is the matter with one of them, the others are served.
+      try {
+        take(request);
+      } catch (error) {
+        served.failed(error as Error);
       }
     }
   };

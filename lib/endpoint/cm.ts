@@ -272,10 +272,17 @@ export class ConnectionRequest {
   /**
    * Rejects it.
    *
+   * @throws RdmaError EINVAL when the peer has gone meanwhile; then too the request is done with
    * @param data - up to 148 bytes: `CmError.privateData` there, with zeros behind it
    */
   reject(data?: Uint8Array): void {
-    this.id.reject(data);
+    try {
+      this.id.reject(data);
+    } catch (error) {
+      // There is nobody to be told any more.
+      if (error instanceof RdmaError) this.id.close();
+      throw error;
+    }
     this.id.close();
   }
 }

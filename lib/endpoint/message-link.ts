@@ -91,7 +91,11 @@ export class MessageLink {
     this.#owedReads = 0;
     this.#sent = (this.#sent + 1) >>> 0;
     const { region, offset } = slot.slice;
-    return this.#endpoint.send(region.slice(offset, HEADER_BYTES + length));
+    try {
+      return this.#endpoint.send(region.slice(offset, HEADER_BYTES + length));
+    } catch (error) {
+      return Promise.reject(error);
+    }
   }
 
   /** No more messages will follow. Once. */

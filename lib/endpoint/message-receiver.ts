@@ -1,8 +1,8 @@
 import { inspect } from 'node:util';
-import { stateError, typeError } from '../args.ts';
+import { stateError, typeError, valueError } from '../args.ts';
 import { RdmaProtocolError, WorkCompletionError } from '../errors.ts';
 import { type Inspecting, shown } from '../inspect.ts';
-import { WcStatus } from '../native/constants.gen.ts';
+import { AccessFlags, WcStatus } from '../native/constants.gen.ts';
 import { threadMark } from '../thread.ts';
 import { type MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
 import { RemoteRegion } from '../verbs/remote-region.ts';
@@ -311,7 +311,14 @@ export class MessageReceiver {
     if (!MemorySlice.is(slice) || slice.length < length) {
       throw typeError('The result of options.place', `a MemorySlice of at least ${length} bytes`, slice);
     }
-    return slice.length === length ? slice : slice.region.slice(slice.offset, length);
+    const { region, offset } = slice;
+    if (region.pd !== this.#ring.pd.root) {
+      throw valueError('The result of options.place is of another protection domain than the endpoint');
+    }
+    if ((region.access & AccessFlags.LOCAL_WRITE) === 0) {
+      throw valueError('The region of the result of options.place lacks LOCAL_WRITE');
+    }
+    return region.slice(offset, length);
   }
 }
 

@@ -1,25 +1,36 @@
+import { stateError } from '../args.ts';
 import { RdmaProtocolError } from '../errors.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
-import { type MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
+import type { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
+import type { ProtectionDomain } from '../verbs/protection-domain.ts';
+import type { Resource } from '../verbs/resource.ts';
+import type { Using } from '../verbs/work-queue.ts';
+import type { Endpoint } from './endpoint.ts';
 import { ANNOUNCE_BYTES, FrameType, HEADER_BYTES, type Hello, writeAnnouncement } from './message-frames.ts';
 import type { MessageRing, Slot } from './message-memory.ts';
+import { byteLengthOf } from './plain-bytes.ts';
 
 /** A message to be sent: bytes that are copied into a buffer, or memory that the peer reads. @internal */
 export interface Outgoing {
   length: number;
   parts: readonly Uint8Array[];
-  /** Memory of the caller's, registered or not, that is not copied. */
-  memory: MemorySlice | Uint8Array | undefined;
+  /** Memory of the caller's that is not copied and not registered. */
+  memory: Uint8Array | undefined;
+  /** Registered memory of the caller's: it is held until it is copied, or read. */
+  slice: MemorySlice | undefined;
   /** The peer has it, or will not get it. */
   settle: (error?: Error) => void;
   /** The bytes may be changed. */
   copied: () => void;
+  /** Whether the messages behind it make no sense without it. */
+  isVital: boolean;
   /** Registered for this message alone. */
   region?: MemoryRegion;
 }
 
 /** The messages that go out, in order: as many at a time as the peer has buffers for. @internal */
-export class MessageSender {
+export class MessageSender implements Using {
+  readonly #endpoint: Endpoint;
   readonly #ring: MessageRing;
   readonly #post: (slot: Slot, type: number, length: number) => Promise<void>;
   readonly #fail: (error: Error) => void;
@@ -29,6 +40,8 @@ export class MessageSender {
   readonly #announced: Outgoing[] = [];
   #credits = 0;
   #unsettled = 0;
+  // Whose regions may be in use.
+  readonly #domains = new Set<ProtectionDomain>();
   #registering = false;
   #failed: Error | undefined;
   #idle: (() => void)[] = [];
@@ -38,10 +51,12 @@ export class MessageSender {
   maxBytes = 0;
 
   constructor(
+    endpoint: Endpoint,
     ring: MessageRing,
     post: (slot: Slot, type: number, length: number) => Promise<void>,
     fail: (error: Error) => void,
   ) {
+    this.#endpoint = endpoint;
     this.#ring = ring;
     this.#post = post;
     this.#fail = fail;
@@ -61,7 +76,19 @@ export class MessageSender {
     }
     this.#unsettled++;
     this.#queue.push(outgoing);
+    const pd = outgoing.slice?.region.pd;
+    if (pd !== undefined && !this.#domains.has(pd)) {
+      this.#domains.add(pd);
+      pd.queues.add(this);
+    }
     this.#pump();
+  }
+
+  /** Messages that wait, or that the peer reads, and use a region. */
+  uses(resource: Resource): number {
+    if (this.#endpoint.qp.closed) return 0;
+    const using = ({ slice }: Outgoing) => slice?.region === resource;
+    return this.#queue.filter(using).length + this.#announced.filter(using).length;
   }
 
   /** Takes back what is not yet on its way; returns whether it was not. */
@@ -111,25 +138,31 @@ export class MessageSender {
   #pump(): void {
     while (this.#queue.length > 0 && this.#credits > 0 && this.#ring.sends.length > 0 && !this.#failed) {
       const outgoing = this.#queue[0] as Outgoing;
-      if (outgoing.memory instanceof Uint8Array && outgoing.region === undefined) {
+      if (outgoing.memory !== undefined && outgoing.region === undefined) {
         void this.#register(outgoing, outgoing.memory);
         return;
       }
       this.#queue.shift();
-      const slot = this.#ring.sends.pop() as Slot;
+      const slot = this.#ring.sends.at(-1) as Slot;
+      const isAnnounced = outgoing.parts.length === 0;
+      try {
+        if (isAnnounced) announcement(outgoing, slot);
+        else copy(outgoing, slot);
+      } catch (error) {
+        // Its memory has gone while it waited, which is no concern of the others, unless they belong together.
+        if (outgoing.isVital) this.#fail(error as Error);
+        this.#settle(outgoing, error as Error);
+        continue;
+      }
+      this.#ring.sends.pop();
       this.#credits--;
       this.#untaken++;
-      if (outgoing.memory === undefined) this.#copy(outgoing, slot);
-      else this.#announce(outgoing, slot);
+      if (isAnnounced) this.#announce(outgoing, slot);
+      else this.#send(outgoing, slot);
     }
   }
 
-  #copy(outgoing: Outgoing, slot: Slot): void {
-    let at = HEADER_BYTES;
-    for (const part of outgoing.parts) {
-      slot.bytes.set(part, at);
-      at += part.length;
-    }
+  #send(outgoing: Outgoing, slot: Slot): void {
     const sent = this.#post(slot, FrameType.DATA, outgoing.length);
     outgoing.copied();
     sent.then(
@@ -146,11 +179,6 @@ export class MessageSender {
   }
 
   #announce(outgoing: Outgoing, slot: Slot): void {
-    const { region, memory, length } = outgoing;
-    const from = region ?? MemorySlice.regionOf(memory as MemorySlice);
-    const offset = region ? 0 : (memory as MemorySlice).offset;
-    const { rkey } = from;
-    writeAnnouncement(slot.bytes.subarray(HEADER_BYTES), { addr: from.addr + BigInt(offset), rkey, length });
     this.#announced.push(outgoing);
     this.#post(slot, FrameType.ANNOUNCE, ANNOUNCE_BYTES).then(() => {
       this.#ring.sends.push(slot);
@@ -164,6 +192,7 @@ export class MessageSender {
     this.#registering = true;
     let refusal: Error | undefined;
     try {
+      requireWhole(byteLengthOf(memory), outgoing.length);
       outgoing.region = await this.#ring.pd.regMr(memory, { access: AccessFlags.REMOTE_READ });
     } catch (error) {
       refusal = error as Error;
@@ -185,6 +214,33 @@ export class MessageSender {
 
   #done(): void {
     if (--this.#unsettled > 0) return;
+    for (const pd of this.#domains) pd.queues.delete(this);
+    this.#domains.clear();
     for (const resolve of this.#idle.splice(0)) resolve();
   }
+}
+
+function copy({ slice, parts, length }: Outgoing, slot: Slot): void {
+  slice?.region.requireOpen();
+  requireWhole(
+    parts.reduce((sum, part) => sum + byteLengthOf(part), 0),
+    length,
+  );
+  let at = HEADER_BYTES;
+  for (const part of parts) {
+    slot.bytes.set(part, at);
+    at += byteLengthOf(part);
+  }
+}
+
+function announcement({ slice, region, length }: Outgoing, slot: Slot): void {
+  const from = region ?? (slice as MemorySlice).region;
+  from.requireOpen();
+  const addr = from.addr + BigInt(slice?.offset ?? 0);
+  writeAnnouncement(slot.bytes.subarray(HEADER_BYTES), { addr, rkey: from.rkey, length });
+}
+
+function requireWhole(length: number, expected: number): void {
+  if (length === expected) return;
+  throw stateError(`The memory of a message was taken away while it waited: ${length} bytes are left of ${expected}`);
 }

@@ -1,4 +1,5 @@
 import { inspect } from 'node:util';
+import { isNativeError, isUint8Array } from 'node:util/types';
 import { abortSignal, instance, integer, rangeError, readOptions, typeError, valueError } from '../args.ts';
 import { RdmaClosedError, RdmaProtocolError, WorkCompletionError } from '../errors.ts';
 import { type Inspecting, shown } from '../inspect.ts';
@@ -10,6 +11,7 @@ import { Kind, MessageLink } from './message-link.ts';
 import { type MessageRing, takeRing } from './message-memory.ts';
 import { type Message, MessageReceiver, type Place } from './message-receiver.ts';
 import { MessageSender, type Outgoing } from './message-sender.ts';
+import { byteLengthOf, plainBytes } from './plain-bytes.ts';
 
 /** How messages are opened on an endpoint. */
 export interface MessagesOptions {
@@ -25,7 +27,7 @@ export interface MessagesOptions {
   /**
    * Where messages go that do not fit a buffer: called for each, in order. A slice of at least that length, of a region of
    * the endpoint's domain with LOCAL_WRITE, which is yours until the message is released; or undefined for memory of this
-   * package. Default: always that.
+   * package. Default: always that. What it throws ends the connection, and so does something else for a result.
    */
   place?: Place;
 }
@@ -93,8 +95,8 @@ export class Messages {
     this.#opened = new Promise((resolve) => {
       this.#resolveOpened = resolve;
     });
-    const fail = (error: Error) => this.#fail(error);
-    this.#sender = new MessageSender(ring, (slot, type, length) => this.#link.post(slot, type, length), fail);
+    const fail = (error: unknown) => this.#fail(errorOf(error));
+    this.#sender = new MessageSender(endpoint, ring, (slot, type, length) => this.#link.post(slot, type, length), fail);
     this.#receiver = new MessageReceiver(endpoint, ring, options.place, {
       free: (slot) => this.#link.freed(slot),
       wasRead: () => this.#link.wasRead(),
@@ -151,13 +153,14 @@ export class Messages {
   /**
    * Sends a message. It waits its turn, and until the peer has a buffer for it.
    *
-   * @param data - must not be changed until the promise settles. A message that does not fit a buffer is read by the peer
+   * @param data - must not be changed until the promise settles, and the region of a slice cannot be closed before it is
+   *   copied, or read (EBUSY). A message that does not fit a buffer is read by the peer
    *   from where it is: a slice as it is, if its region has REMOTE_READ (the peer could read all of the region then, as long
    *   as it is open); other memory is registered for this one message, and must not be shared or resizable
    * @param options - `signal`: rejects the promise, and withdraws the message if it is not yet on its way
    * @returns when it is in the peer's memory
    * @throws RangeError `ERR_OUT_OF_RANGE` when it is longer than the peer takes; TypeError for something else, or for a
-   *   slice that the peer could not read
+   *   slice that the peer could not read; Error `ERR_INVALID_STATE` when the memory was taken away while the message waited
    * @throws RdmaClosedError after `end()` and `close()`; else the reason for which the connection has ended
    */
   send(data: Uint8Array | MemorySlice, options: { signal?: AbortSignal } = {}): Promise<void> {
@@ -169,6 +172,11 @@ export class Messages {
     } catch (error) {
       return Promise.reject(error);
     }
+  }
+
+  /** As `send()`, for one without which those behind it make no sense: when it cannot be sent the connection ends. @internal */
+  sendVital(data: Uint8Array | MemorySlice): Promise<void> {
+    return this.#push({ ...this.#outgoing(data), isVital: true }, undefined);
   }
 
   /** Throws what `send()` would reject with, for something that cannot be sent. @internal */
@@ -184,7 +192,8 @@ export class Messages {
    * @internal
    */
   sendParts(parts: readonly Uint8Array[], length: number, onCopied: () => void): Promise<void> {
-    return this.#push({ length, parts, memory: undefined, settle: () => {}, copied: onCopied }, undefined);
+    const none = { memory: undefined, slice: undefined, isVital: true, settle: () => {} };
+    return this.#push({ ...none, length, parts, copied: onCopied }, undefined);
   }
 
   /**
@@ -278,25 +287,26 @@ export class Messages {
 
   #outgoing(data: Uint8Array | MemorySlice): Outgoing {
     const isSlice = MemorySlice.is(data);
-    if (!isSlice && !(data instanceof Uint8Array)) throw typeError('data', 'a Uint8Array or a MemorySlice', data);
-    const { length } = data;
+    if (!isSlice && !isUint8Array(data)) throw typeError('data', 'a Uint8Array or a MemorySlice', data);
+    const length = isSlice ? MemorySlice.lengthOf(data) : byteLengthOf(data);
     if (length > this.maxMessageBytes) {
       throw rangeError(`data has ${length} bytes, and the peer takes ${this.maxMessageBytes}`);
     }
-    const none = { length, settle: () => {}, copied: () => {} };
+    const calls = { settle: () => {}, copied: () => {} };
+    const none = { ...calls, length, parts: [], memory: undefined, slice: undefined, isVital: false };
     if (isSlice) {
-      const { region } = data;
+      const region = MemorySlice.regionOf(data);
       region.requireOpen();
-      if (length <= this.maxCopiedBytes && region.hasBuffer)
-        return { ...none, parts: [data.buffer], memory: undefined };
+      if (length <= this.maxCopiedBytes && region.hasBuffer) return { ...none, parts: [data.buffer], slice: data };
       if (region.pd !== this.#ring.pd.root) throw valueError('data is of another protection domain than the endpoint');
       if ((region.access & AccessFlags.REMOTE_READ) === 0) {
         throw valueError(`data has ${length} bytes, which the peer is to read, but its region lacks REMOTE_READ`);
       }
-      return { ...none, parts: [], memory: data };
+      return { ...none, slice: data };
     }
-    if (length <= this.maxCopiedBytes) return { ...none, parts: [data], memory: undefined };
-    return { ...none, parts: [], memory: data };
+    if (length > 0 && length <= this.maxCopiedBytes) return { ...none, parts: [data] };
+    if (length === 0) return { ...none, parts: [plainBytes(data)] };
+    return { ...none, memory: plainBytes(data) };
   }
 
   #push(outgoing: Outgoing, signal: AbortSignal | undefined): Promise<void> {
@@ -359,7 +369,9 @@ export class Messages {
     else if (error instanceof RdmaProtocolError) this.#finish(error, Farewell.PROTOCOL, error.message);
     else if (error instanceof WorkCompletionError && error.status === WcStatus.WR_FLUSH_ERR) {
       this.#finish(reset('The connection has ended', error));
-    } else this.#finish(error);
+    } else if (error instanceof WorkCompletionError) this.#finish(error);
+    // It is this side that cannot go on, with a queue pair that can: the peer would wait for its timeouts.
+    else this.#finish(error, Farewell.CLOSED);
   }
 
   /** Everything ends, for that reason; the peer is told, if there is a code for it. */
@@ -406,6 +418,11 @@ export async function openMessages(endpoint: Endpoint, options: MessagesOptions,
   const messages = new Messages(endpoint, ring, kind, { keepAliveMs, ...(place && { place }) });
   await messages.opened(timeoutMs, signal);
   return messages;
+}
+
+// What the caller's functions throw may be anything.
+function errorOf(thrown: unknown): Error {
+  return isNativeError(thrown) ? thrown : new Error('What was thrown is no error', { cause: thrown });
 }
 
 function reset(text: string, cause?: Error): Error {

@@ -1,11 +1,14 @@
+import { isUint8Array } from 'node:util/types';
 import { abortSignal, integer, rangeError, readOptions, string, typeError } from '../args.ts';
 import { CallError, RdmaClosedError, RdmaProtocolError } from '../errors.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
 import type { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
+import { CODE_CHARS, callError, reasonOf } from './call-errors.ts';
 import type { Endpoint } from './endpoint.ts';
 import { Kind } from './message-link.ts';
 import type { Message } from './message-receiver.ts';
 import { type Messages, type MessagesOptions, openMessages } from './messages.ts';
+import { plainBytes } from './plain-bytes.ts';
 
 /** The methods that a side has: functions of one parameter, which travels as JSON, and so does what they return. */
 export type CallMethods = {
@@ -21,7 +24,10 @@ export interface IncomingCall {
   readonly signal: AbortSignal;
   /** Bytes to go along with the answer: set it, and do not change them before `sent`. */
   answer: Uint8Array | MemorySlice | undefined;
-  /** Called when the caller has the answer, or will not get it: the memory of `answer` may be reused. */
+  /**
+   * Called when the caller has the answer, or will not get it: the memory of `answer` may be reused. What it throws is
+   * emitted as a warning of the process.
+   */
   sent: (() => void) | undefined;
 }
 
@@ -267,13 +273,20 @@ export class Calls<Remote extends CallMethods = CallMethods, Local extends CallM
     let region: MemoryRegion | undefined;
     try {
       let memory = body;
-      if (body instanceof Uint8Array && body.length > this.#messages.maxCopiedBytes) {
-        this.#messages.requireSendable(body);
-        region = await this.endpoint.qp.pd.regMr(body, { access: AccessFlags.REMOTE_READ });
-        memory = region.slice();
+      this.#messages.requireSendable(body);
+      if (isUint8Array(body)) {
+        memory = plainBytes(body);
+        if (memory.length <= this.#messages.maxCopiedBytes) memory = Buffer.from(memory);
+        else {
+          region = await this.endpoint.qp.pd.regMr(memory, { access: AccessFlags.REMOTE_READ });
+          memory = region.slice();
+        }
       }
       this.#messages.requireSendable(memory);
-      await Promise.all([this.#send(type, id, json, true), this.#messages.send(memory)]);
+      const sends = [this.#send(type, id, json, true), this.#messages.sendVital(memory)];
+      // The peer may still be reading one when the other has failed.
+      await Promise.allSettled(sends);
+      await Promise.all(sends);
     } finally {
       region?.close();
     }
@@ -376,45 +389,39 @@ export class Calls<Remote extends CallMethods = CallMethods, Local extends CallM
     const call: IncomingCall = { body, signal: controller.signal, answer: undefined, sent: undefined };
     let type: number = Type.ANSWER;
     let json: Buffer;
+    let answer: IncomingCall['answer'];
     try {
       const handler = Object.hasOwn(this.#handlers, method) ? this.#handlers[method] : undefined;
       if (handler === undefined)
         throw new CallError(`There is no method ${JSON.stringify(method)}`, 'ERR_RDMA_NO_METHOD');
       json = this.#encode([await handler(params as never, call)]);
-      if (call.answer !== undefined) this.#messages.requireSendable(call.answer);
+      const { sent } = call;
+      if (sent !== undefined && typeof sent !== 'function') throw typeError('call.sent', 'a function', sent);
+      answer = call.answer;
+      if (answer !== undefined) this.#messages.requireSendable(answer);
     } catch (error) {
-      [type, json] = [Type.ERROR, this.#failure(error)];
+      [type, json, answer] = [Type.ERROR, this.#failure(error), undefined];
     }
     body?.[Symbol.dispose]();
     this.#incoming.delete(id);
     try {
-      await this.#transfer(type, id, json, type === Type.ANSWER ? call.answer : undefined);
+      await this.#transfer(type, id, json, answer);
     } catch (error) {
       // The memory of the answer cannot be registered. Where the connection has ended this fails as well.
       await this.#send(Type.ERROR, id, this.#failure(error)).catch(() => {});
-    } finally {
-      call.sent?.();
+    }
+    try {
+      if (typeof call.sent === 'function') call.sent();
+    } catch (error) {
+      // The caller has been answered, so nobody else can be told.
+      process.emitWarning(`call.sent of the method ${JSON.stringify(method)} has failed: ${reasonOf(error).message}`);
     }
   }
 
   #failure(error: unknown): Buffer {
-    const { message, code } =
-      error instanceof Error ? (error as NodeJS.ErrnoException) : { message: String(error), code: undefined };
-    // In JSON a character may take six bytes.
-    const most = Math.min(ERROR_CHARS, Math.floor((this.#messages.maxCopiedBytes - HEAD_BYTES) / 6) - 20);
-    return this.#encode({
-      message: message.slice(0, most),
-      code: typeof code === 'string' ? code.slice(0, 20) : undefined,
-    });
+    const { message, code } = reasonOf(error);
+    // In JSON a character may take six bytes; of a code it takes one.
+    const room = this.#messages.maxCopiedBytes - HEAD_BYTES - CODE_CHARS - '{"message":"","code":""}'.length;
+    return this.#encode({ message: message.slice(0, Math.min(ERROR_CHARS, Math.floor(room / 6))), code });
   }
-}
-
-// What came from a peer, so nothing of it is taken for granted.
-function callError(method: string, json: unknown): CallError {
-  const { message, code } = (typeof json === 'object' && json !== null ? json : {}) as {
-    message?: unknown;
-    code?: unknown;
-  };
-  const text = typeof message === 'string' ? message : 'no reason given';
-  return new CallError(`${method}: ${text}`, typeof code === 'string' ? code : undefined);
 }

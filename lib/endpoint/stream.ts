@@ -4,6 +4,7 @@ import { boolean, integer, readOptions, typeError } from '../args.ts';
 import type { Endpoint } from './endpoint.ts';
 import { Kind } from './message-link.ts';
 import { type Messages, type MessagesOptions, openMessages } from './messages.ts';
+import { plainBytes } from './plain-bytes.ts';
 
 /** How a stream is opened on an endpoint. */
 export interface RdmaSocketOptions extends Omit<MessagesOptions, 'place'> {
@@ -143,7 +144,7 @@ export class RdmaSocket extends Duplex {
       (message) => {
         this.#reading = false;
         if (message === undefined) {
-          this.push(null);
+          guarded(() => this.push(null));
           // Who does not read is told of the end all the same, if it is all that there is.
           this.read(0);
           return;
@@ -152,8 +153,9 @@ export class RdmaSocket extends Duplex {
         message.release();
         this.bytesRead += bytes.length;
         this.#timer?.refresh();
-        if (bytes.length > 0) this.push(bytes);
-        else this._read();
+        if (bytes.length === 0) this._read();
+        // Node reads on behind the handlers, unless they throw.
+        else if (!guarded(() => this.push(bytes))) this.read(0);
       },
       (error) => this.destroy(error),
     );
@@ -174,7 +176,7 @@ export class RdmaSocket extends Duplex {
 
   /** @internal */
   override _final(callback: (error?: Error | null) => void): void {
-    this.#messages.end().then(() => callback(), callback);
+    this.#messages.end().then(() => guarded(callback), callback);
   }
 
   /** @internal */
@@ -182,12 +184,18 @@ export class RdmaSocket extends Duplex {
     clearTimeout(this.#timer);
     // As a socket of Node: the peer sees an error when there is one here, and else the end of what has been sent.
     if (error) this.#messages.destroy(error);
-    void this.#messages.close({ timeoutMs: LINGER_MS }).then(() => callback(error), callback);
+    void this.#messages.close({ timeoutMs: LINGER_MS }).then(() => guarded(() => callback(error)), callback);
   }
 
   // As few messages as they fit in. The callback comes when the bytes may be changed, which is before they have arrived.
   #send(chunks: readonly Uint8Array[], callback: (error?: Error | null) => void): void {
-    const frames = cut(chunks, this.#messages.maxCopiedBytes);
+    let frames: ReturnType<typeof cut>;
+    try {
+      frames = cut(chunks, this.#messages.maxCopiedBytes);
+    } catch (error) {
+      callback(error as Error);
+      return;
+    }
     if (frames.length === 0) callback();
     frames.forEach(({ parts, length }, i) => {
       const isLast = i === frames.length - 1;
@@ -196,10 +204,10 @@ export class RdmaSocket extends Duplex {
         isCopied = true;
         this.bytesWritten += length;
         this.#timer?.refresh();
-        if (isLast) callback();
+        if (isLast) guarded(callback);
       };
       this.#messages.sendParts(parts, length, copied).catch((error) => {
-        if (isLast && !isCopied) callback(error);
+        if (isLast && !isCopied) guarded(() => callback(error));
       });
     });
   }
@@ -217,11 +225,28 @@ export class RdmaSocket extends Duplex {
   }
 }
 
+/**
+ * Calls what calls handlers of the user. What they throw is an uncaught exception, as with a socket of Node, and does not
+ * get in the way of the messages. Returns whether they have not.
+ */
+function guarded(work: () => void): boolean {
+  try {
+    work();
+    return true;
+  } catch (error) {
+    process.nextTick(() => {
+      throw error;
+    });
+    return false;
+  }
+}
+
 /** Cuts chunks into messages, in order. */
 function cut(chunks: readonly Uint8Array[], most: number): { parts: Uint8Array[]; length: number }[] {
   const frames: { parts: Uint8Array[]; length: number }[] = [];
   let frame = { parts: [] as Uint8Array[], length: most };
-  for (const chunk of chunks) {
+  for (const given of chunks) {
+    const chunk = plainBytes(given);
     for (let at = 0; at < chunk.length; ) {
       if (frame.length === most) {
         frame = { parts: [], length: 0 };

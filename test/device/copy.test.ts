@@ -393,6 +393,8 @@ describe('copies', () => {
   });
 });
 
+const errorOf = (code: string) => ({ error: { code, message: 'm' } });
+
 describe('a hostile peer', () => {
   itFast.each([
     ['another program', [{ protocol: 'x' }]],
@@ -404,6 +406,9 @@ describe('a hostile peer', () => {
     ['a mode with setuid', [{ protocol: COPY_PROTOCOL }, { put: '', name: 'x', size: 1, mode: 0o4755 }]],
     ['to go on where nothing is', [{ protocol: COPY_PROTOCOL }, { put: '', name: 'x', size: 9, mode: 0 }, { from: 8 }]],
     ['more than the file', [{ protocol: COPY_PROTOCOL }, { put: '', name: 'x', size: 1, mode: 0 }, { from: 0 }, 'xx']],
+    ['an error whose code writes to the terminal', [{ protocol: COPY_PROTOCOL }, errorOf('E\x1b[2J')]],
+    ['an error whose code is long', [{ protocol: COPY_PROTOCOL }, errorOf('E'.repeat(65))]],
+    ['an error whose code is none', [{ protocol: COPY_PROTOCOL }, errorOf('')]],
     ['to have more than there is', [{ protocol: COPY_PROTOCOL }, { get: 'file' }, { have: 7, sum: '' }]],
   ])('that says %s loses its connection, and nothing else happens', async (_, objects) => {
     fs.writeFileSync(join(served, 'file'), 'theirs');

@@ -137,6 +137,107 @@ describe('calls', () => {
     await closeBoth(a, b);
   });
 
+  it('are answered whatever the handler throws, or leaves behind; and its place is free again', async () => {
+    type Odd = { [name: string]: (params: null) => unknown };
+    const throwing = (value: unknown) => () => {
+      throw value;
+    };
+    const error = (more: object) => Object.assign(new Error('it cannot'), more);
+    const evil = new Proxy(new Error('x'), {
+      get: () => {
+        throw new Error('do not look');
+      },
+    });
+    const handlers: CallHandlers<Odd> = {
+      plain: throwing(Object.create(null)),
+      nothing: throwing(undefined),
+      symbol: throwing(Symbol('s')),
+      unsaid: throwing(error({ message: undefined })),
+      object: throwing(error({ message: { a: 1 } })),
+      evil: throwing(evil),
+      getter: throwing(Object.defineProperty(new Error('x'), 'message', { get: throwing(1) })),
+      long: throwing(error({ message: '\ud800'.repeat(5000), code: 'E'.repeat(100) })),
+      codes: throwing(error({ code: '\u0000"\ud800' })),
+      answer: (_, call) => {
+        call.answer = 5 as never;
+      },
+      answerGetter: (_, call) => {
+        Object.defineProperty(call, 'answer', { get: throwing(new Error('no answer')) });
+      },
+      sent: (_, call) => {
+        call.sent = 5 as never;
+      },
+      frozen: (_, call) => void Object.freeze(call),
+      sentThrows: (_, call) => {
+        call.sent = throwing(Object.create(null)) as never;
+        return 'sent';
+      },
+    };
+    const [a, b] = await ends.connect({ bufferBytes: 256, buffers: 8 });
+    const [calls, peer] = await within(
+      Promise.all([Calls.open<Odd>(a, open), Calls.open<Record<never, never>, Odd>(b, { ...open, handlers })]),
+      'both sides',
+    );
+    const warnings: string[] = [];
+    const warned = ({ message }: Error) => warnings.push(message);
+    process.on('warning', warned);
+    const none = 'no reason given';
+    const expected: Record<string, [message: RegExp | string, code?: string]> = {
+      ...{ plain: [none], nothing: ['undefined'], symbol: ['Symbol(s)'], unsaid: [none], object: [none] },
+      ...{ evil: [none], getter: [none], long: [/^long: \ud800{20,}$/, 'E'.repeat(40)], codes: ['it cannot'] },
+      ...{ answer: [/must be a Uint8Array/, 'ERR_INVALID_ARG_TYPE'], answerGetter: ['no answer'] },
+      ...{ sent: ['call.sent must be a function', 'ERR_INVALID_ARG_TYPE'] },
+    };
+    // More often than there are places for.
+    for (let round = 0; round < 2; round++) {
+      for (const [name, [message, code]] of Object.entries(expected)) {
+        const failed = await within(
+          calls.call(name, null).then(
+            () => undefined,
+            (reason) => reason,
+          ),
+          name,
+        );
+        expect(failed, name).toBeInstanceOf(CallError);
+        expect(failed.code, name).toBe(code);
+        if (typeof message === 'string') expect(failed.message).toBe(`${name}: ${message}`);
+        else expect(failed.message).toMatch(message);
+      }
+    }
+    expect((await within(calls.call('frozen', null), 'frozen')).result).toBeNull();
+    expect((await within(calls.call('sentThrows', null), 'sentThrows')).result).toBe('sent');
+    await until(() => warnings.length > 0, 'the warning');
+    process.off('warning', warned);
+    expect(warnings[0]).toMatch(/call\.sent of the method "sentThrows" has failed/);
+    expect(calls.pending).toBe(0);
+    await closeBoth(calls, peer);
+    expect(await peer.closed).toBeUndefined();
+  });
+
+  it('carry all bytes, whatever a subclass says, and do not begin without their memory', async () => {
+    class Lying extends Uint8Array {
+      override get length(): number {
+        return 2000;
+      }
+    }
+    const values = new Map<string, Buffer>();
+    const [a, b] = await opened(storeOf(values), { buffers: 2 });
+    const bodies = [5, 900, 5000].map((length) => new Lying(length).fill(7));
+    const puts = bodies.map((body, i) => a.call('put', { key: String(i) }, { body }));
+    // One at a time: this one waits for its turn.
+    const late = Buffer.from(new Uint8Array(100).buffer);
+    const lost = a.call('put', { key: 'late' }, { body: late }).catch((error) => error);
+    structuredClone(late.buffer, { transfer: [late.buffer] });
+    await within(Promise.all(puts), 'the calls');
+    expect(await within(lost, 'the late one')).toMatchObject({ code: 'ERR_INVALID_STATE' });
+    expect(values.has('late')).toBe(false);
+    for (const [i, length] of [5, 900, 5000].entries()) {
+      expect(values.get(String(i))!.equals(Buffer.alloc(length, 7))).toBe(true);
+    }
+    await closeBoth(a, b);
+    expect(await a.closed).toBeUndefined();
+  });
+
   it('can be given up: the handler is told, and what it answers is dropped', async () => {
     const waits: ((text: string) => void)[] = [];
     const [a, b] = await opened(storeOf(new Map(), waits));

@@ -50,6 +50,50 @@ describe('a stream', () => {
     rmSync(folder, { recursive: true });
   });
 
+  it('goes on when a handler throws, which is an uncaught exception as with a socket of Node', async () => {
+    const [a, b] = await opened();
+    const seen: unknown[] = [];
+    const others = process.rawListeners('uncaughtException');
+    process.removeAllListeners('uncaughtException');
+    process.on('uncaughtException', (error) => seen.push(error.message));
+    try {
+      let bytes = 0;
+      b.on('data', (chunk: Buffer) => {
+        bytes += chunk.length;
+        throw new Error('in data');
+      });
+      // More than there are buffers for: each of its pieces comes into the handler, which throws.
+      a.write(Buffer.alloc(100_000), () => {
+        throw new Error('in write');
+      });
+      await until(() => bytes === 100_000, 'all bytes');
+      a.end();
+      await closed(a, b);
+    } finally {
+      process.removeAllListeners('uncaughtException');
+      for (const other of others) process.on('uncaughtException', other as NodeJS.UncaughtExceptionListener);
+    }
+    expect([...new Set(seen)].sort()).toEqual(['in data', 'in write']);
+    expect(seen.filter((message) => message === 'in data').length).toBeGreaterThan(10);
+  });
+
+  it('has no holes: it ends when the memory of what waits is taken away', async () => {
+    const [a, b] = await opened();
+    const errors: Error[] = [];
+    const ends = [a, b].map((socket) => new Promise((resolve) => socket.once('close', resolve)));
+    a.on('error', (error) => errors.push(error));
+    b.on('error', () => {});
+    const lost = Buffer.from(new Uint8Array(100_000).buffer);
+    a.write(lost);
+    a.write(Buffer.alloc(10_000, 1));
+    structuredClone(lost.buffer, { transfer: [lost.buffer] });
+    const seen: Buffer[] = [];
+    b.on('data', (chunk: Buffer) => seen.push(chunk));
+    await within(Promise.all(ends), 'the close');
+    expect(errors).toEqual([expect.objectContaining({ code: 'ERR_INVALID_STATE' })]);
+    expect(Buffer.concat(seen).includes(1)).toBe(false);
+  });
+
   it('carries both directions at once, in pieces of any length, and one may end before the other', async () => {
     const [a, b] = await opened({ allowHalfOpen: true });
     const bytes = fill(Buffer.alloc(isRxe ? 60_000 : 600_000));
