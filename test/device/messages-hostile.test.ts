@@ -60,7 +60,7 @@ const HELLO = frame(1, 0, hello());
 
 /** Messages on device A, and a peer on device B that is nothing but an endpoint. */
 async function against(frames: Buffer[], imm?: number): Promise<{ error: Error & { reason?: string; code?: string } }> {
-  const how = { host: '127.0.0.1', timeout: 10, retryCnt: 3 };
+  const how = { host: '127.0.0.1', timeout: 15, retryCnt: 6 };
   const recvs = () => Array.from({ length: 20 }, (_, i) => memory.slice(32_768 + i * 1024, 1024));
   const listener = await listenTcp({ pd: ends.pdB, recvs, ...how, port: 0 });
   const connecting = connectTcp({ ...messageEndpoint({ pd: ends.pdA, ...LIMITS }), ...how, port: listener.port });

@@ -101,7 +101,7 @@ describe.runIf(isRxe)('messages with a peer in another process', () => {
     let taken = 0;
     const sends: Promise<unknown>[] = [];
     const work = async (port: number, kill: (signal: NodeJS.Signals) => void) => {
-      const how = { host: '127.0.0.1', timeout: 10, retryCnt: 3, port };
+      const how = { host: '127.0.0.1', timeout: 15, retryCnt: 6, port };
       const endpoint = await connectTcp({ ...messageEndpoint({ pd: ends.pdA, ...limits }), ...how });
       messages = await Messages.open(endpoint, { ...open, keepAliveMs: 200 });
       for (let i = 0; i < 100; i++) {
