@@ -298,8 +298,8 @@ describe.runIf(isRxe)('a wire that loses', () => {
   );
 
   it('everything for three seconds, likewise', { timeout: 200_000 }, async () => {
-    // 0.5 seconds for each of 8 attempts: longer than the wire is cut.
-    await using ends = await Ends.connect({ a: { timeout: 17 }, b: { timeout: 17 } });
+    // A second for each of 7 attempts: longer than the wire is cut.
+    await using ends = await Ends.connect({ a: { timeout: 18 }, b: { timeout: 18 } });
     await transfer(ends, 4);
     let isThere = false;
     let transferred: Promise<void>;
