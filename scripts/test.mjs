@@ -52,11 +52,11 @@ const steps = {
   },
   model: { builds: true, command: ['make', '-C', 'test/mlx5-model', `OUT=${join(root, 'build/model')}`] },
   // With the compiler that Debian's kernel was made by; other distributions have another one, and other packages of kernels.
-  'rxe-dmabuf': {
+  drivers: {
     builds: true,
     tool: 'gcc-12',
     needs: ['image'],
-    command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare', '--rxe-dmabuf'],
+    command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare', '--rxe-dmabuf', '--siw'],
   },
   // Under emulation the loading of the modules costs more than the tests: once for all files.
   rxe: suite('rxe', ['device', 'interop'], {
@@ -66,7 +66,7 @@ const steps = {
   }),
   dmabuf: suite('dmabuf', 'device', {
     tool: 'gcc-12',
-    needs: ['rxe-dmabuf', 'gpu-drivers'],
+    needs: ['drivers', 'gpu-drivers'],
     through: [...inVm('dmabuf', 'rxe'), '--env', 'RDMA_TEST_DMABUF=1', '--rxe-dmabuf'],
     more: ['--no-isolate', 'test/device/dmabuf', 'test/device/gpu'],
   }),

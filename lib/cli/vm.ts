@@ -5,6 +5,7 @@ import { type Accelerator, prepareVm, runInVm, VmError, type VmErrorCode } from 
 interface Flags {
   prepare?: true;
   rxeDmabuf?: true;
+  siw?: true;
   out?: string;
   env?: NodeJS.ProcessEnv;
   timeout?: number;
@@ -31,6 +32,10 @@ export function vmCommand(): Command {
     .option('--cpus <count>', "the VM's processors (default: 2)", positive)
     .addOption(new Option('--accel <name>', 'default: kvm where it works, else tcg').choices(['kvm', 'tcg']))
     .option('--rxe-dmabuf', 'a test vehicle: with an rxe that registers DMA-BUFs, built for it at the first time')
+    .option(
+      '--siw',
+      'with software iWARP too: siw0 (10.79.0.1 on w0) and siw1 (10.79.0.2 on w1), built at the first time',
+    )
     .option('--prepare', 'only fetch and build what the VM needs')
     .passThroughOptions()
     .addHelpText('after', help)
@@ -53,10 +58,10 @@ async function run(command: string | undefined, args: string[], flags: Flags): P
       abort.abort();
     });
   }
-  const rxeDmabuf = flags.rxeDmabuf === true;
+  const drivers = { rxeDmabuf: flags.rxeDmabuf === true, siw: flags.siw === true };
   try {
     if (flags.prepare) {
-      await prepareVm({ onProgress, signal: abort.signal, rxeDmabuf });
+      await prepareVm({ onProgress, signal: abort.signal, ...drivers });
       return;
     }
     const tty = process.stdin.isTTY && process.stdout.isTTY;
@@ -69,7 +74,7 @@ async function run(command: string | undefined, args: string[], flags: Flags): P
       tty,
       signal: abort.signal,
       onProgress,
-      rxeDmabuf,
+      ...drivers,
       ...(flags.out !== undefined && { out: flags.out }),
       ...(flags.timeout !== undefined && { timeoutMs: flags.timeout * 1000 }),
       ...(flags.accel !== undefined && { accel: flags.accel }),

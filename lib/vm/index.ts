@@ -9,4 +9,4 @@ export { VmError, type VmErrorCode } from './errors.ts';
 export type { Kernel, PrepareOptions } from './kernel.ts';
 export { vmPackages } from './packages.ts';
 export type { Accelerator } from './qemu.ts';
-export { type PreparedVm, prepareVm, runInVm, type VmOptions, type VmResult } from './run.ts';
+export { type PreparedVm, prepareVm, runInVm, type VmDrivers, type VmOptions, type VmResult } from './run.ts';

@@ -84,9 +84,29 @@ route add 10.78.0.1 dev v1 table 101
 rule add pref 200 lookup local
 rule del pref 0
 END
+devices='rxe0 rxe1'
 printf 'link add rxe0 type rxe netdev v0\nlink add rxe1 type rxe netdev v1\n' >rdma
+# Software iWARP has a wire of its own: of two devices on one interface the connection manager would take the first. Its
+# packets are those of sockets of the kernel, which choose their way by their address and not by an interface.
+if [ -d /sys/module/siw ]; then
+  /sbin/ip -batch - <<'END' || fail 'ip: setting up the veth pair of siw'
+link add w0 address 02:00:00:00:01:01 type veth peer name w1 address 02:00:00:00:01:02
+addr add 10.79.0.1/24 dev w0
+addr add 10.79.0.2/24 dev w1
+link set w0 up
+link set w1 up
+rule add pref 102 iif w0 lookup local
+rule add pref 103 iif w1 lookup local
+rule add pref 112 from 10.79.0.1 to 10.79.0.2 lookup 102
+rule add pref 113 from 10.79.0.2 to 10.79.0.1 lookup 103
+route add 10.79.0.2 dev w0 table 102
+route add 10.79.0.1 dev w1 table 103
+END
+  devices="$devices siw0 siw1"
+  printf 'link add siw0 type siw netdev w0\nlink add siw1 type siw netdev w1\n' >>rdma
+fi
 rdma -b rdma || fail 'rdma link add'
-for device in rxe0 rxe1; do
+for device in $devices; do
   tries=0
   until read -r state </sys/class/infiniband/$device/ports/1/state && [ "$state" = '4: ACTIVE' ]; do
     tries=$((tries + 1))

@@ -30,21 +30,23 @@ const optionalModules = ['crc32_generic', 'crc32_pclmul'];
 /**
  * Builds the initrd for a kernel into the cache, or finds it there. A changed script or module list makes a new one.
  *
- * @param rxe A module in place of the kernel's own `rdma_rxe`.
+ * @param own Modules that were built for it: in place of the kernel's own of the same name, else beside them.
  */
 export async function prepareInitrd(
   kernel: Kernel,
   modules: readonly string[] = guestModules,
-  rxe?: string,
+  own: readonly string[] = [],
 ): Promise<string> {
   const busyboxBytes = await readFile(busybox);
   const key = createHash('sha256')
-    .update(JSON.stringify([kernel.release, optionalModules, modules, initScript, rxe]))
+    .update(JSON.stringify([kernel.release, optionalModules, modules, initScript, own]))
     .update(busyboxBytes)
     .digest('hex');
   return buildOnce(join(cacheFolder(), `initrd-${key.slice(0, 16)}.cpio`), async (scratch) => {
-    const own = (path: string) => (rxe !== undefined && moduleName(path) === 'rdma_rxe.ko' ? rxe : path);
-    const paths = (await loadOrder(kernel, modules)).map(own);
+    const needed = await Promise.all(own.map(dependencies));
+    const order = await loadOrder(kernel, [...modules, ...needed.flat()]);
+    const replaced = order.map((path) => own.find((file) => moduleName(file) === moduleName(path)) ?? path);
+    const paths = [...new Set([...replaced, ...own])];
     const entries: CpioEntry[] = [
       { name: 'bin', mode: 0o040755 },
       { name: 'bin/busybox', mode: 0o100755, data: busyboxBytes },
@@ -81,6 +83,12 @@ async function loadOrder(kernel: Kernel, modules: readonly string[]): Promise<st
   });
   const lines = `${optional}${required}`;
   return [...new Set([...lines.matchAll(/^insmod (\S+)/gm)].map((match) => match[1]!))];
+}
+
+/** The modules that one needs which no index of the kernel knows. */
+async function dependencies(path: string): Promise<string[]> {
+  const names = (await runTool('modinfo', ['-F', 'depends', path])).toString().trim();
+  return names === '' ? [] : names.split(',');
 }
 
 function moduleName(path: string): string {

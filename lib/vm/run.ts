@@ -14,10 +14,27 @@ import { checkHost } from './packages.ts';
 import type { Accelerator, portFds } from './qemu.ts';
 import { type Request, requestScript } from './request.ts';
 import { prepareRxeDmabuf } from './rxe-dmabuf.ts';
+import { prepareSiw } from './siw.ts';
 import { pump, rawTerminal } from './streams.ts';
 
+/** What a VM has beside Soft-RoCE. */
+export interface VmDrivers {
+  /**
+   * Gives the guest an rxe that registers DMA-BUFs, and sets NODE_RDMA_LIBIBVERBS to a library that asks it to. A test
+   * vehicle: no kernel has such an rxe. It is built once, which takes a minute or two, 170 MB of downloads, make and the
+   * compiler that made the kernel. Default false.
+   */
+  rxeDmabuf?: boolean;
+  /**
+   * Gives the guest software iWARP too: two devices, siw0 (10.79.0.1 on w0) and siw1 (10.79.0.2 on w1), joined by a veth pair
+   * of their own. Debian's kernels come without the driver: it is built once, unchanged, as with `rxeDmabuf` and by the same
+   * downloads. Default false.
+   */
+  siw?: boolean;
+}
+
 /** What to run in the VM, and how. */
-export interface VmOptions extends PrepareOptions {
+export interface VmOptions extends PrepareOptions, VmDrivers {
   /** A program of the host: the guest sees the host's file system. It runs as root. */
   command: string;
   /** Its arguments, handed over unharmed. Default none. */
@@ -47,12 +64,6 @@ export interface VmOptions extends PrepareOptions {
   memory?: string;
   /** The guest's processors. Default 2. */
   cpus?: number;
-  /**
-   * Gives the guest an rxe that registers DMA-BUFs, and sets NODE_RDMA_LIBIBVERBS to a library that asks it to. A test
-   * vehicle: no kernel has such an rxe. It is built once, which takes a minute or two, 170 MB of downloads, make and the
-   * compiler that made the kernel. Default false.
-   */
-  rxeDmabuf?: boolean;
 }
 
 /** How a command in the VM ended. */
@@ -88,12 +99,17 @@ export interface PreparedVm {
  * @returns The paths, for the curious; {@link runInVm} calls this itself.
  * @throws {@link VmError} ERR_VM_PLATFORM, ERR_VM_PACKAGES or ERR_VM_KERNEL, whose message says what to type.
  */
-export async function prepareVm(options: PrepareOptions & { rxeDmabuf?: boolean } = {}): Promise<PreparedVm> {
+export async function prepareVm(options: PrepareOptions & VmDrivers = {}): Promise<PreparedVm> {
   await checkHost();
   const kernel = await prepareKernel(options);
-  if (!options.rxeDmabuf) return { kernel, initrd: await prepareInitrd(kernel) };
-  const { module, library } = await prepareRxeDmabuf(kernel, options);
-  return { kernel, initrd: await prepareInitrd(kernel, guestModules, module), libibverbs: library };
+  const dmabuf = options.rxeDmabuf ? await prepareRxeDmabuf(kernel, options) : undefined;
+  const siw = options.siw ? await prepareSiw(kernel, options) : undefined;
+  const own = [dmabuf?.module, siw].filter((file) => file !== undefined);
+  return {
+    kernel,
+    initrd: await prepareInitrd(kernel, guestModules, own),
+    ...(dmabuf && { libibverbs: dmabuf.library }),
+  };
 }
 
 /**
