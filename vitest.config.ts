@@ -39,6 +39,8 @@ export default defineConfig({
       // A foreign program on the other end of the wire: in the VM only.
       suite('interop', { fileParallelism: false }),
       suite('vm', { fileParallelism: false }),
+      // In a browser.
+      suite('pages'),
     ],
   },
 });

@@ -62,7 +62,7 @@ let measurements = [];
  * @param {string} peerDevice
  */
 async function showFigures(device, peerDevice) {
-  heading(`Latency and bandwidth beside perftest, ${device} ⇄ ${peerDevice}`);
+  heading(`Latency and bandwidth beside programs in C, ${device} ⇄ ${peerDevice}`);
   await check('measured in turns', async () => {
     const options = { device, peerDevice, iterations: 100, rounds: 1, pyverbs: false };
     measurements = await measure({ ...options, onProgress: progress });
@@ -78,7 +78,7 @@ async function showFigures(device, peerDevice) {
   const row = (/** @type {string[]} */ [first = '', ...rest]) =>
     print(`    ${first.padEnd(21)}${rest.map((cell) => cell.padStart(12)).join('')}`);
   if (measurements.length === 0) return;
-  row(['', 'bytes', 'node-rdma', 'perftest', 'ratio', 'best: ours', 'perftest', 'ratio']);
+  row(['', 'bytes', 'node-rdma', 'in C', 'ratio', 'best: ours', 'in C', 'ratio']);
   for (const { test, bytes, unit, best, ...medians } of measurements) {
     const cells = [medians, best].flatMap(({ ours, perftest = Number.NaN }) => [
       ...[ours, perftest].map((value) => value.toFixed(1)),

@@ -258,7 +258,8 @@ class Examination {
     }
     const detail = `none in ${this.#sysfs}/class/infiniband`;
     if (!this.#isInstalled('rdma_rxe') && !this.#isLoaded('rdma_rxe')) {
-      return error('devices', `${detail}, and this kernel has no Soft-RoCE`, this.#modulesLine());
+      const vm = '"node-rdma vm COMMAND" runs a command in a VM whose kernel has it';
+      return error('devices', `${detail}, and this kernel has no Soft-RoCE; ${vm}`, this.#modulesLine());
     }
     const netdev = this.#list(`${this.#sysfs}/class/net`).find((name) => name !== 'lo') ?? 'lo';
     return error(

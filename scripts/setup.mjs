@@ -28,8 +28,8 @@ export const packages = {
     ],
     ...[qemu, 'busybox-static', 'cpio', 'kmod', 'xz-utils', 'zstd', 'iproute2'],
   ],
-  // Named with their version: another one formats and judges differently.
-  check: ['clang-format-14', 'clang-tidy-14'],
+  // Named with their version: another one formats and judges differently. The browser is to look at our pages.
+  check: ['clang-format-14', 'clang-tidy-14', 'chromium'],
 };
 
 /**

@@ -95,6 +95,12 @@ const steps = {
   types: { command: [node, bin('typescript/bin/tsc'), '-p', 'tsconfig.check.json'] },
   docs: { command: [node, bin('typedoc/bin/typedoc'), '--emit', 'none'] },
   unit: suite('unit', 'unit'),
+  // What perf writes is measured on the model.
+  pages: suite('pages', 'pages', {
+    tool: 'chromium',
+    needs: ['model'],
+    env: () => ({ ...onModel, LD_PRELOAD: model }),
+  }),
   loader: suite('loader', 'loader', {
     needs: ['model'],
     // A machine without rdma-core, as far as the addon can tell.

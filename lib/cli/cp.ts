@@ -19,7 +19,7 @@ interface Flags {
 export function cpCommand(): Command {
   return subcommand(
     'cp',
-    'Copy files to or from a host where node-rdma serve runs. A copy that was cut off is gone on with.',
+    'Copy files to or from a host where node-rdma serve runs. A copy that was cut off is gone on with. No directory is made.',
   )
     .argument('<path...>', 'FILE... HOST:[PATH], or HOST:PATH... TARGET; an address of IPv6 in brackets')
     .option('-p, --port <number>', 'port of the server', whole(1, 0xffff), COPY_PORT)

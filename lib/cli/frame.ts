@@ -35,6 +35,8 @@ export function subcommand(name: string, description: string): Command {
 export interface Ending {
   /** It goes on until it is ended: SIGINT is its good end. */
   isEndless?: boolean;
+  /** It computes, and the event loop gets no turn till it is done: signals do what they do by default. */
+  isBusy?: boolean;
 }
 
 /**
@@ -53,7 +55,7 @@ export async function run(work: (signal: AbortSignal) => Promise<void> | void, e
     if (error.code !== 'EPIPE') throw error;
     if (!abort.signal.aborted) stop('SIGPIPE', 128 + constants.signals.SIGPIPE);
   };
-  const names = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
+  const names = ending.isBusy ? [] : (['SIGINT', 'SIGTERM', 'SIGHUP'] as const);
   for (const name of names) process.on(name, onSignal);
   process.stdout.on('error', onError);
   try {

@@ -33,6 +33,8 @@ async function show({ title, data, sections }: Report, { json, html }: Output): 
   if (html !== undefined) await writeFile(html, drawPage(title, [{ text: MODEL }, ...sections]));
 }
 
+const compute = (work: () => Promise<void>) => run(work, { isBusy: true });
+
 function model(name: string, description: string): Command {
   return subcommand(name, description)
     .option('--seed <number>', 'of the random numbers: the same seed gives the same result', whole(0, 0xffff_ffff), 1)
@@ -83,7 +85,7 @@ function lossCommand(): Command {
     .option('--message <size>', 'bytes of a message', bytes, 1 << 20)
     .option('--depth <messages>', 'in flight at once', whole(1, 1e6), 1)
     .option('--messages <count>', 'to deliver', whole(1, 1e8), 2000)
-    .action((flags: LossFlags) => run(() => show(flags.timed ? timedLoss(flags) : loss(flags), flags)));
+    .action((flags: LossFlags) => compute(() => show(flags.timed ? timedLoss(flags) : loss(flags), flags)));
 }
 
 const rates = ({ loss = [0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2] }: LossFlags) => loss;
@@ -179,7 +181,7 @@ function dcqcnCommand(): Command {
     .option('--pause <KB>', 'queue from which PFC pauses the senders', positive, 400)
     .option('--resume <KB>', 'queue at which they go on', positive, 300)
     .option('--feedback <microseconds>', 'from the switch by way of the receiver to the sender', positive, 8)
-    .action((flags: DcqcnFlags) => run(() => show(dcqcn(flags), flags)));
+    .action((flags: DcqcnFlags) => compute(() => show(dcqcn(flags), flags)));
 }
 
 function dcqcn(flags: DcqcnFlags): Report {
@@ -249,7 +251,7 @@ function pfcCommand(): Command {
     .option('--xon <packets>', 'at which it goes on', whole(0, 1e6), 40)
     .option('--json', 'as an object')
     .option('--html <file>', 'write a page, which needs nothing else')
-    .action((flags: PfcFlags) => run(() => show(flags.deadlock ? deadlock(flags) : spreading(flags), flags)));
+    .action((flags: PfcFlags) => compute(() => show(flags.deadlock ? deadlock(flags) : spreading(flags), flags)));
 }
 
 function spreading({ switches, slowness, slots, xoff, xon }: PfcFlags): Report {
@@ -324,7 +326,7 @@ function ecmpCommand(): Command {
     .option('--gbps <number>', 'speed of a sender', positive, 100)
     .option('--mtu <bytes>', 'payload of a packet', whole(1, 1 << 20), 4096)
     .option('--rtt <microseconds>', 'from a packet to its acknowledgement', positive, 10)
-    .action((flags: EcmpFlags) => run(() => show(ecmp(flags), flags)));
+    .action((flags: EcmpFlags) => compute(() => show(ecmp(flags), flags)));
 }
 
 function ecmp({ flows, paths, trials, jitter, gbps, mtu, rtt, seed }: EcmpFlags): Report {

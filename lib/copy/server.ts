@@ -64,11 +64,16 @@ export class CopyFolder {
 
   async #answer(channel: CopyChannel, request: Said, onFile: (file: ServedFile) => void): Promise<void> {
     const direction = request.has('put') ? 'put' : 'get';
-    const path = request.text(direction);
+    const asked = request.text(direction);
+    let path = asked;
     const begin = performance.now();
     const seconds = () => (performance.now() - begin) / 1000;
     try {
-      const copied = direction === 'put' ? await this.#put(channel, path, request) : await this.#get(channel, path);
+      const named = (name: string) => {
+        path = name;
+      };
+      const copied =
+        direction === 'put' ? await this.#put(channel, asked, request, named) : await this.#get(channel, asked);
       onFile({ direction, path, ...copied, seconds: seconds() });
     } catch (error) {
       onFile({ direction, path, seconds: seconds(), error: error as Error });
@@ -98,14 +103,17 @@ export class CopyFolder {
     }
   }
 
-  async #put(channel: CopyChannel, path: string, request: Said): Promise<Copied> {
+  /** @param named - told the path of the file, as far as it is known */
+  async #put(channel: CopyChannel, path: string, request: Said, named: (path: string) => void): Promise<Copied> {
     const [size, mode] = [request.count('size'), request.count('mode', 0o777)];
     const given = request.text('name');
+    if (path === '' || path.endsWith('/')) named(path + given);
     const target = await told(channel, async () => {
       if (this.#isReadOnly) throw new CopyError('EROFS', `${path || given}: what is served is read-only`);
       return this.#target(path, given);
     });
     const { folder, name, part, key } = target;
+    named(name);
     try {
       return await receiveFile(channel, part, { path: name, size, mode }, () => {});
     } finally {

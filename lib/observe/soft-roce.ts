@@ -3,6 +3,7 @@ import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { RdmaUnavailableError } from '../errors.ts';
 import { readSysfsDevices, readText, sysfsFolder } from './sysfs.ts';
 
 /** A Soft-RoCE device. */
@@ -36,7 +37,7 @@ async function execute(program: string, args: string[]): Promise<void> {
     await run(program, args, { env: env() });
   } catch (error) {
     const { code, stderr = '' } = error as { code?: string | number; stderr?: string };
-    if (code === 'ENOENT') throw failure(`no program ${program}: apt-get install -y iproute2 kmod`);
+    if (code === 'ENOENT') throw new RdmaUnavailableError(`no program ${program}: apt-get install -y iproute2 kmod`);
     const why = stderr.trim().split('\n').at(-1) || `exit code ${code}`;
     const hint = /not permitted|EPERM/.test(why) ? '; it takes root' : '';
     throw failure(`${program} ${args.join(' ')}: ${why}${hint}`);
@@ -49,8 +50,8 @@ async function execute(program: string, args: string[]): Promise<void> {
  * @param netdev - the interface
  * @param name - of the device. Default: the first of rxe0, rxe1, ... that is free
  * @returns the link
- * @throws Error `ERR_SOFT_ROCE` saying what is in the way: no such interface, a VLAN interface, a link that exists, a kernel without
- *   the module, no right to do it
+ * @throws Error `ERR_SOFT_ROCE` saying what is in the way: no such interface, a VLAN interface, a link that exists, no right to
+ *   do it; {@link RdmaUnavailableError} for a kernel without the module, or a machine without the programs
  */
 export async function addSoftRoce(netdev: string, name?: string): Promise<SoftRoceLink> {
   const sysfs = sysfsFolder();
@@ -70,7 +71,9 @@ export async function addSoftRoce(netdev: string, name?: string): Promise<SoftRo
     try {
       await execute('modprobe', ['rdma_rxe']);
     } catch (error) {
-      throw failure(`${(error as Error).message}; a kernel without it cannot do this: try "node-rdma vm"`);
+      const { message } = error as Error;
+      if (/not permitted/.test(message)) throw error;
+      throw new RdmaUnavailableError(`${message}; a kernel without it cannot do this: try "node-rdma vm"`);
     }
   }
   await execute('rdma', ['link', 'add', free, 'type', 'rxe', 'netdev', netdev]);

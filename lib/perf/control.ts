@@ -5,6 +5,9 @@ import { connect, createServer, type Socket } from 'node:net';
 /** Longer than any line of ours; more is no peer. */
 const MAX_LINE = 1 << 20;
 
+/** Time that a peer has to open its device and make its objects; under emulation that takes seconds. */
+export const ANSWER_MS = 60_000;
+
 /** An error that is told in one line. */
 export function perfError(message: string): Error {
   return Object.assign(new Error(message), { code: 'ERR_PERF' });
@@ -47,6 +50,20 @@ export class Control {
 
   send(message: object): void {
     this.#socket.write(`${JSON.stringify(message)}\n`);
+  }
+
+  /** The first object of the peer, which may be another program that waits too: it is not waited for without end. */
+  async first<T extends object>(): Promise<T> {
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<never>((_, reject) => {
+      const seconds = ANSWER_MS / 1000;
+      const why = `the peer says nothing for ${seconds} s: it is no node-rdma perf, or on a machine that is very busy`;
+      timer = setTimeout(() => {
+        this.#socket.destroy();
+        reject(perfError(why));
+      }, ANSWER_MS);
+    });
+    return Promise.race([this.receive<T>(), late]).finally(() => clearTimeout(timer));
   }
 
   /** The next object. @throws when the peer has gone, or has sent an `error` */

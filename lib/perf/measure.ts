@@ -3,7 +3,7 @@ import { SendFlags, WrOpcode } from '../native/constants.gen.ts';
 import type { CompletionQueue } from '../verbs/completion-queue.ts';
 import type { SendWr } from '../verbs/send-wr.ts';
 import type { Side } from './side.ts';
-import { checkCompletion, nextCompletions, spin } from './spin.ts';
+import { checkCompletion, giveTurn, isTurnDue, nextCompletions, spin } from './spin.ts';
 
 /** What is measured. */
 export type PerfVerb = 'write' | 'read' | 'send' | 'atomic';
@@ -104,6 +104,7 @@ export async function streamOut(side: Side, turn: Turn): Promise<Bandwidth> {
   };
   for (let isOver = false; !isOver; ) {
     isOver = true;
+    if (isTurnDue()) await giveTurn(signal);
     const now = end === Number.POSITIVE_INFINITY ? 0 : performance.now();
     for (const state of states) {
       while (state.inFlight < depth && state.posted < lists && now < end) {
@@ -164,6 +165,7 @@ export async function streamIn(side: Side, turn: Turn, rxDepth: number): Promise
   for (;;) {
     const found = side.recvCq.poll() || (await nextOrOver(side.recvCq, events, signal, over));
     if (found === 0) return count;
+    if (isTurnDue()) await giveTurn(signal);
     for (let i = 0; i < found; i++) {
       const wc = side.recvCq.at(i);
       checkCompletion(wc, 'receive');
@@ -262,6 +264,7 @@ export async function roundTrips(side: Side, turn: Turn): Promise<Latency> {
   if (isPingPong) {
     const { ping, pong } = player(side, turn);
     while (!isDone()) {
+      if (isTurnDue()) await giveTurn(signal);
       const start = performance.now();
       await ping();
       await pong();
@@ -270,6 +273,7 @@ export async function roundTrips(side: Side, turn: Turn): Promise<Latency> {
   } else {
     const list = side.qps[0]!.prepareSend(request(side, turn));
     while (!isDone()) {
+      if (isTurnDue()) await giveTurn(signal);
       const start = performance.now();
       list.post();
       if ((side.sendCq.poll(1) || (await nextCompletions(side.sendCq, events, signal))) > 0) {

@@ -1,6 +1,7 @@
 /** Measurements between two sides, as perftest has them: bandwidth and latency of writes, reads, sends and atomics. */
 import type { ConnectOptions } from '../endpoint/connect.ts';
 import type { Mtu } from '../native/constants.gen.ts';
+import type { Context } from '../verbs/context.ts';
 import { openDevice } from '../verbs/device.ts';
 import { Control, perfError } from './control.ts';
 import {
@@ -14,6 +15,7 @@ import {
   type Turn,
 } from './measure.ts';
 import { type PerfAddress, type PerfSetup, Side } from './side.ts';
+import { giveTurn, isTurnDue } from './spin.ts';
 
 /** The names of the measurements. */
 export const perfTests = [
@@ -85,11 +87,12 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
     inline: isPingPong(test) ? INLINE : 0,
   };
   const control = await Control.connect(host, port, signal);
-  let side: Side | undefined;
+  let context: Context | undefined;
   try {
-    side = new Side(options.device, setup, connectOptions(options));
+    context = openDevice(options.device);
+    const side = new Side(context, setup, connectOptions(options));
     control.send({ protocol: PROTOCOL, test, ...setup, ...side.address });
-    await side.connect(await control.receive<PerfAddress>());
+    await side.connect(await control.first<PerfAddress>());
     control.send({ connected: true });
     const results: (Bandwidth | Latency)[] = [];
     for (const size of sizes) {
@@ -108,7 +111,7 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
     control.send({ error: (error as Error).message });
     throw error;
   } finally {
-    side?.[Symbol.dispose]();
+    context?.close({ cascade: true });
     control.close();
   }
 }
@@ -119,41 +122,47 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
  * @param onListening - told the TCP port
  */
 export async function runPerfServer(options: PerfOptions, onListening: (port: number) => void): Promise<void> {
-  const { test, port, signal, events } = options;
+  const { port, signal } = options;
   // A device that is not there is better known before anybody connects.
-  openDevice(options.device).close();
-  const control = await Control.accept(port, signal, onListening);
-  let side: Side | undefined;
+  const context = openDevice(options.device);
+  let control: Control | undefined;
   try {
-    const hello = await control.receive<Hello>();
-    if (hello.protocol !== PROTOCOL) throw perfError('the peer is no node-rdma perf of this version');
-    if (hello.test !== test) throw perfError(`the client measures ${hello.test}, the server ${test}`);
-    const { qps, txDepth, rxDepth, maxSize, inline } = hello;
-    side = new Side(options.device, { qps, txDepth, rxDepth, maxSize, inline }, connectOptions(options));
-    await side.connect(hello);
-    control.send(side.address);
-    await control.receive();
-    for (;;) {
-      const next = await control.receive<{ size?: number }>();
-      if (next.size === undefined) return;
-      const over = new AbortController();
-      const stop = control.receive().finally(() => over.abort());
-      // An error of the connection is thrown when its turn has come.
-      stop.catch(() => {});
-      const turn: Turn = {
-        ...{ verb: verbOf(test), size: next.size, iters: undefined, seconds: undefined },
-        ...{ txDepth, events, signal, over: over.signal },
-      };
-      await answer(side, turn, test, rxDepth, () => control.send({ ready: true }));
-      await stop;
-      control.send({ stopped: true });
-    }
+    control = await Control.accept(port, signal, onListening);
+    await serve(context, control, options);
   } catch (error) {
-    control.send({ error: (error as Error).message });
+    control?.send({ error: (error as Error).message });
     throw error;
   } finally {
-    side?.[Symbol.dispose]();
-    control.close();
+    context.close({ cascade: true });
+    control?.close();
+  }
+}
+
+/** Serves one client over its connection. */
+async function serve(context: Context, control: Control, options: PerfOptions): Promise<void> {
+  const { test, signal, events } = options;
+  const hello = await control.first<Hello>();
+  if (hello.protocol !== PROTOCOL) throw perfError('the peer is no node-rdma perf of this version');
+  if (hello.test !== test) throw perfError(`the client measures ${hello.test}, the server ${test}`);
+  const { qps, txDepth, rxDepth, maxSize, inline } = hello;
+  const side = new Side(context, { qps, txDepth, rxDepth, maxSize, inline }, connectOptions(options));
+  await side.connect(hello);
+  control.send(side.address);
+  await control.receive();
+  for (;;) {
+    const next = await control.receive<{ size?: number }>();
+    if (next.size === undefined) return;
+    const over = new AbortController();
+    const stop = control.receive().finally(() => over.abort());
+    // An error of the connection is thrown when its turn has come.
+    stop.catch(() => {});
+    const turn: Turn = {
+      ...{ verb: verbOf(test), size: next.size, iters: undefined, seconds: undefined },
+      ...{ txDepth, events, signal, over: over.signal },
+    };
+    await answer(side, turn, test, rxDepth, () => control.send({ ready: true }));
+    await stop;
+    control.send({ stopped: true });
   }
 }
 
@@ -169,6 +178,7 @@ async function answer(side: Side, turn: Turn, test: PerfTest, rxDepth: number, r
     for (;;) {
       await pong();
       if (turn.over!.aborted) return;
+      if (isTurnDue()) await giveTurn(turn.signal);
       await ping();
     }
   } else ready();

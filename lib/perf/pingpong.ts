@@ -11,7 +11,7 @@ import { openDevice } from '../verbs/device.ts';
 import { formatGid, parseGid } from '../verbs/gid.ts';
 import type { QpAttr } from '../verbs/qp-attributes.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
-import { checkCompletion, nextCompletions } from './spin.ts';
+import { checkCompletion, giveTurn, isTurnDue, nextCompletions } from './spin.ts';
 
 /** How to play. The defaults are those of the C programs. */
 export interface PingpongOptions {
@@ -227,6 +227,7 @@ class Game {
     let pending = isServer ? RECV : RECV | SEND;
     if (!isServer) send();
     while (sent < iters || received < iters) {
+      if (isTurnDue()) await giveTurn(signal);
       const found = cq.poll() || (await nextCompletions(cq, events, signal));
       for (let i = 0; i < found; i++) {
         const wc = cq.at(i);

@@ -1,5 +1,6 @@
 /** What one side of a measurement has: queue pairs, memory, and what it knows of the peer. */
 import {
+  type ConnectionInfo,
   type ConnectOptions,
   connectionInfo,
   connectQueuePair,
@@ -8,7 +9,7 @@ import {
 } from '../endpoint/connect.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
 import type { CompletionQueue } from '../verbs/completion-queue.ts';
-import { openDevice } from '../verbs/device.ts';
+import type { Context } from '../verbs/context.ts';
 import type { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 import { RemoteRegion, type RemoteRegionToken } from '../verbs/remote-region.ts';
@@ -34,40 +35,33 @@ export interface PerfAddress {
 // A line of memory apart, so that what is received does not share one with what is sent.
 const aligned = (size: number) => Math.max(64, Math.ceil(size / 64) * 64);
 
-/** One side. */
-export class Side implements Disposable {
+/** One side. Its objects are closed with the context. */
+export class Side {
   readonly qps: QueuePair[] = [];
   readonly sendCq: CompletionQueue;
   readonly recvCq: CompletionQueue;
-  readonly #context;
   readonly #mr: MemoryRegion;
   readonly #options: ConnectOptions;
   readonly #room: number;
   /** Bytes of the longest message. */
   readonly maxSize: number;
-  readonly #local;
+  readonly #local: ConnectionInfo[];
   #remote: RemoteRegion | undefined;
 
-  constructor(device: string | undefined, setup: PerfSetup, options: ConnectOptions) {
+  constructor(context: Context, setup: PerfSetup, options: ConnectOptions) {
     const { qps, txDepth, rxDepth, maxSize, inline } = setup;
     this.maxSize = maxSize;
-    this.#context = openDevice(device);
-    try {
-      const pd = this.#context.allocPd();
-      const { maxCqe } = this.#context.queryDevice();
-      this.sendCq = this.#context.createCq(Math.min(qps * txDepth + 1, maxCqe));
-      this.recvCq = this.#context.createCq(Math.min(qps * rxDepth + 1, maxCqe));
-      const cap = { maxSendWr: txDepth, maxRecvWr: rxDepth, maxInlineData: inline };
-      for (let i = 0; i < qps; i++) this.qps.push(pd.createQp({ sendCq: this.sendCq, recvCq: this.recvCq, cap }));
-      this.#room = aligned(maxSize);
-      const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC } = AccessFlags;
-      this.#mr = pd.allocSync(2 * this.#room, { access: LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC });
-      this.#options = options;
-      this.#local = this.qps.map((qp) => connectionInfo(qp, options));
-    } catch (error) {
-      this.#context.close({ cascade: true });
-      throw error;
-    }
+    const pd = context.allocPd();
+    const { maxCqe } = context.queryDevice();
+    this.sendCq = context.createCq(Math.min(qps * txDepth + 1, maxCqe));
+    this.recvCq = context.createCq(Math.min(qps * rxDepth + 1, maxCqe));
+    const cap = { maxSendWr: txDepth, maxRecvWr: rxDepth, maxInlineData: inline };
+    for (let i = 0; i < qps; i++) this.qps.push(pd.createQp({ sendCq: this.sendCq, recvCq: this.recvCq, cap }));
+    this.#room = aligned(maxSize);
+    const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC } = AccessFlags;
+    this.#mr = pd.allocSync(2 * this.#room, { access: LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC });
+    this.#options = options;
+    this.#local = this.qps.map((qp) => connectionInfo(qp, options));
   }
 
   get address(): PerfAddress {
@@ -104,10 +98,5 @@ export class Side implements Disposable {
   /** What is read from there. */
   remoteOutgoing(bytes: number) {
     return this.#remote!.slice(0, bytes);
-  }
-
-  [Symbol.dispose](): void {
-    for (const qp of this.qps) qp.close();
-    this.#context.close({ cascade: true });
   }
 }

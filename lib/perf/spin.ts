@@ -9,6 +9,23 @@ import type { WorkCompletion } from '../verbs/work-completion.ts';
 // Some hundred microseconds.
 const POLLS = 1000;
 
+// How long others wait where completions never run out.
+const TURN_MS = 50;
+let calls = 0;
+let lastTurn = 0;
+
+/** Whether others have waited for a turn for long: asked in each round of a loop that may find work without end. */
+export function isTurnDue(): boolean {
+  return (++calls & 63) === 0 && performance.now() - lastTurn > TURN_MS;
+}
+
+/** Gives others a turn. */
+export async function giveTurn(signal: AbortSignal): Promise<void> {
+  await turn();
+  lastTurn = performance.now();
+  signal.throwIfAborted();
+}
+
 /** Asks until the answer is yes. */
 export async function spin(isDone: () => boolean, signal: AbortSignal): Promise<void> {
   for (;;) {

@@ -186,7 +186,7 @@ export function drawPage(title: string, sections: readonly Section[]): string {
     if ('text' in section) return `<p>${escaped(section.text)}</p>`;
     const row = (cells: readonly (string | number)[], tag: string) =>
       `<tr>${cells.map((cell) => `<${tag}>${escaped(String(cell))}</${tag}>`).join('')}</tr>`;
-    return `<table>\n${row(section.columns, 'th')}\n${section.rows.map((cells) => row(cells, 'td')).join('\n')}\n</table>`;
+    return `<div><table>\n${row(section.columns, 'th')}\n${section.rows.map((cells) => row(cells, 'td')).join('\n')}\n</table></div>`;
   });
   return `<!doctype html>
 <html lang="en">
@@ -198,8 +198,10 @@ export function drawPage(title: string, sections: readonly Section[]): string {
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff; }
 figure { margin: 1.5rem 0; }
 figure svg { width: 100%; height: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .75rem; border-bottom: 1px solid #ddd; text-align: right; }
+div { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }
+th { font-size: 12px; }
 th:first-child, td:first-child { text-align: left; }
 </style>
 </head>

@@ -127,7 +127,7 @@ describe('copies', () => {
     expect([fs.readdirSync(join(served, 'sub')), fs.readdirSync(own).sort()]).toEqual([['big'], ['back', 'big']]);
     const common = { bytes: data.length, resumedAt: 0, sha256: sha256(data) };
     expect(files).toMatchObject([
-      { direction: 'put', path: 'sub', ...common },
+      { direction: 'put', path: 'sub/big', ...common },
       { direction: 'get', path: 'sub/big', ...common },
     ]);
   });

@@ -101,6 +101,13 @@ describe('node-rdma export', () => {
     expect(code).toBe(0);
   });
 
+  it('says that there is no device to print them of, with exit code 3', async () => {
+    const { code, stdout, stderr } = await command(['export', '--once'], {
+      env: { ...env, SYSFS_PATH: '/nonexistent' },
+    });
+    expect([code, stdout, stderr]).toEqual([3, '', 'node-rdma: no RDMA devices: "node-rdma doctor" says why\n']);
+  });
+
   it('says that the port is taken, with exit code 1', async () => {
     const started = start(['export', '--port', '0'], { env });
     while (!started.stderr.includes('\n')) await new Promise((resolve) => setTimeout(resolve, 5));

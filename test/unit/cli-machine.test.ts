@@ -303,9 +303,11 @@ esac`,
     expect(code).toBe(1);
   });
 
-  it('says what to do with a kernel that has no Soft-RoCE', async () => {
+  it('says what to do with a kernel that has no Soft-RoCE, with exit code 3', async () => {
     program('modprobe', 'echo "modprobe: FATAL: Module rdma_rxe not found" >&2; exit 1');
     netdev('eth0');
-    expect((await run('softroce', 'add', 'eth0')).stderr).toContain('try "node-rdma vm"');
+    const { code, stderr } = await run('softroce', 'add', 'eth0');
+    expect(stderr).toContain('try "node-rdma vm"');
+    expect(code).toBe(3);
   });
 });

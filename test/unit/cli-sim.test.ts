@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
 import { drawChart, drawPage } from '../../lib/plot/chart.ts';
-import { command } from './command.ts';
+import { command, start } from './command.ts';
 
 const folder = mkdtempSync(join(tmpdir(), 'node-rdma-sim-'));
 afterAll(() => rmSync(folder, { recursive: true }));
@@ -51,6 +51,15 @@ describe('node-rdma sim', () => {
     expect(page.match(/<svg /g)).toHaveLength(2);
     expect(page).not.toMatch(/<script|\bsrc=|<link|url\(|https?:(?!\/\/www\.w3\.org\/2000\/svg)/);
     expect(unbalanced(page)).toEqual([]);
+  });
+
+  it('ends by Ctrl-C in the middle of a model', async () => {
+    const started = start(['sim', 'loss', '--packets', '1000000000', '--loss', '0.01']);
+    // It handles no signal, so nothing tells that it is at work; any time will do.
+    setTimeout(() => started.child.kill('SIGINT'), 500);
+    const begin = performance.now();
+    expect(await started.ended).toMatchObject({ code: null, signal: 'SIGINT', stdout: '', stderr: '' });
+    expect(performance.now() - begin).toBeLessThan(10_000);
   });
 
   it('says what is wrong with a number, with exit code 2', async () => {

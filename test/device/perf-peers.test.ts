@@ -1,0 +1,106 @@
+/** Measurements whose other side is another program, says nothing, or goes on for ever. */
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { afterEach, describe, expect, it, vi } from 'vitest';
+import { ANSWER_MS } from '../../lib/perf/control.ts';
+import { type PerfClientOptions, type PerfTest, runPerfClient, runPerfServer } from '../../lib/perf/perf.ts';
+import { DEADLINE_MS, deviceA, deviceB, expectNoLeaks, isRxe, within } from './fixture.ts';
+
+// What is told over TCP is the same on any device.
+const itFast = it.runIf(!isRxe);
+expectNoLeaks();
+afterEach(() => void vi.useRealTimers());
+
+const signal = () => AbortSignal.timeout(DEADLINE_MS);
+const server = (test: PerfTest = 'write-bw', abort = signal()) => ({
+  ...{ test, device: deviceA, port: 0, portNum: 1, gidIndex: undefined, trafficClass: undefined, mtu: undefined },
+  ...{ events: false, signal: abort },
+});
+const client = (port: number, more: Partial<PerfClientOptions> = {}): PerfClientOptions => ({
+  ...{ ...server(), device: deviceB, host: '127.0.0.1', port, sizes: [64], iters: 10, seconds: undefined, qps: 1 },
+  ...{ txDepth: 32, rxDepth: 64, onResult: () => {}, ...more },
+});
+
+/** Calls `work` with a TCP server in the place of ours, and with who has connected. */
+async function withPeer(onSocket: (socket: Socket) => void, work: (port: number) => Promise<void>): Promise<void> {
+  const peer = createServer((socket) => onSocket(socket.on('error', () => {})));
+  peer.listen(0, '127.0.0.1');
+  await once(peer, 'listening');
+  try {
+    await work((peer.address() as AddressInfo).port);
+  } finally {
+    peer.close();
+  }
+}
+
+describe('a client of perf', () => {
+  itFast('does not wait without end for a server that says nothing, as another program would', async () => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    const said = (socket: Socket) => socket.once('data', () => vi.advanceTimersByTime(ANSWER_MS));
+    await withPeer(said, async (port) => {
+      await expect(runPerfClient(client(port))).rejects.toThrow(
+        'the peer says nothing for 60 s: it is no node-rdma perf',
+      );
+    });
+  });
+
+  itFast.each([
+    ['lines that are no JSON', '0000:0001:0002\n', 'the peer is no node-rdma perf'],
+    ['JSON that is no object', '5\n', 'the peer is no node-rdma perf'],
+    ['no end of a line', 'x'.repeat(2 << 20), 'the peer is no node-rdma perf'],
+  ])('says what it has met, when that says %s', async (_, text, message) => {
+    await withPeer(
+      (socket) => socket.end(text),
+      (port) => expect(runPerfClient(client(port))).rejects.toThrow(message),
+    );
+  });
+
+  itFast('says that the server has left', async () => {
+    await withPeer(
+      (socket) => socket.end(),
+      (port) => expect(runPerfClient(client(port))).rejects.toThrow('the peer has closed the connection'),
+    );
+  });
+});
+
+describe('a server of perf', () => {
+  itFast('does not wait without end for a client that says nothing', async () => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    let running: Promise<void> | undefined;
+    const port = await new Promise<number>((resolve) => {
+      running = runPerfServer(server(), resolve);
+      running.catch(() => {});
+    });
+    const socket = connect(port, '127.0.0.1').on('error', () => {});
+    socket.write('0000:0001:0002');
+    await vi.waitFor(() => {
+      vi.advanceTimersByTime(ANSWER_MS);
+      expect(socket.closed).toBe(true);
+    });
+    await expect(running!).rejects.toThrow('the peer says nothing for 60 s');
+  });
+
+  itFast('that has no such device says so before anybody connects', async () => {
+    const running = runPerfServer({ ...server(), device: 'nix' }, () => expect.unreachable());
+    await expect(running).rejects.toMatchObject({ code: 'ENODEV' });
+  });
+});
+
+describe('an abort in the middle of a measurement', () => {
+  itFast.each(['write-bw', 'send-bw', 'read-bw', 'write-lat', 'send-lat', 'atomic-lat'] as const)(
+    'ends both sides of %s',
+    async (test) => {
+      const abort = new AbortController();
+      let measured: Promise<unknown> | undefined;
+      const running = runPerfServer(server(test), (port) => {
+        const options = { test, sizes: [8], iters: undefined, seconds: 1000, signal: abort.signal };
+        measured = runPerfClient(client(port, options));
+        measured.catch(() => {});
+        setTimeout(() => abort.abort(new Error('enough')), 200);
+      });
+      running.catch(() => {});
+      await expect(within(running, 'the end of the server')).rejects.toMatchObject({ code: 'ERR_PERF' });
+      await expect(within(measured!, 'the end of the client')).rejects.toThrow('enough');
+    },
+  );
+});
