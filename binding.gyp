@@ -6,7 +6,7 @@
       "conditions": [
         ["OS!='linux'", { "type": "none" }],
         ["OS=='linux'", {
-          "sources": ["<!@(node -p \"require('./native/sources.json').sources.join(' ')\")"],
+          "sources": ["<!@(node native/sources.mjs)"],
           "include_dirs": ["native", "<!(node -p \"require('node-addon-api').include_dir\")"],
           # The last one: in a worker that is being terminated an exception cannot be thrown, and that must not end the
           # process.

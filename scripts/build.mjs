@@ -52,7 +52,7 @@ function cmake(folder, ...settings) {
 export function buildSanitized() {
   return whenChanged('build/asan/.built', inputs(), () =>
     timed('the addon with sanitizers, since native/ has changed', () => {
-      cmake('build/asan', '-DCMAKE_BUILD_TYPE=RelWithDebInfo', '-DRDMA_SANITIZE=ON');
+      cmake('build/asan', '-DRDMA_SANITIZE=ON');
       run('cmake', ['--build', 'build/asan', '--parallel', String(availableParallelism())]);
     }),
   );
@@ -60,7 +60,7 @@ export function buildSanitized() {
 
 /** Writes build/cmake/compile_commands.json. */
 export function configureTidy() {
-  const inputs = contentHash(['CMakeLists.txt', 'native/sources.json'], process.version);
+  const inputs = contentHash(['CMakeLists.txt'], filesBelow('native').join(' '), process.version);
   return whenChanged('build/cmake/.configured', inputs, () =>
     cmake('build/cmake', '-DCMAKE_EXPORT_COMPILE_COMMANDS=ON'),
   );

@@ -74,6 +74,7 @@ const steps = {
   tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
   device: suite('device', 'device', {
     needs: ['model', 'gpu-drivers'],
+    more: ['--no-isolate'],
     env: () => ({ ...onModel, LD_PRELOAD: model }),
   }),
   asan: suite('asan', 'device', {
