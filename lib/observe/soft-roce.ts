@@ -4,7 +4,7 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { RdmaUnavailableError } from '../errors.ts';
-import { readSysfsDevices, readText, sysfsFolder } from './sysfs.ts';
+import { listFolder, readState, readText, sysfsFolder } from './sysfs.ts';
 
 /** A Soft-RoCE device. */
 export interface SoftRoceLink {
@@ -25,11 +25,16 @@ function failure(message: string): Error {
   return Object.assign(new Error(message), { code: 'ERR_SOFT_ROCE' });
 }
 
+const devicesFolder = () => join(sysfsFolder(), 'class/infiniband');
+
 /** The Soft-RoCE devices. */
 export function listSoftRoce(): SoftRoceLink[] {
-  return readSysfsDevices().flatMap(({ name, softOver, ports }) =>
-    softOver === undefined ? [] : [{ name, netdev: softOver, state: ports[0]?.state ?? '' }],
-  );
+  return listFolder(devicesFolder()).flatMap((name) => {
+    const folder = join(devicesFolder(), name);
+    // Only rxe has this file.
+    const netdev = readText(join(folder, 'parent'));
+    return netdev ? [{ name, netdev, state: readState(join(folder, 'ports/1')) }] : [];
+  });
 }
 
 async function execute(program: string, args: string[]): Promise<void> {
@@ -63,7 +68,7 @@ export async function addSoftRoce(netdev: string, name?: string): Promise<SoftRo
   }
   const existing = listSoftRoce().find((link) => link.netdev === netdev);
   if (existing !== undefined) throw failure(`${netdev} has ${existing.name} already`);
-  const taken = new Set(readSysfsDevices().map((device) => device.name));
+  const taken = new Set(listFolder(devicesFolder()));
   if (name !== undefined && taken.has(name)) throw failure(`there is a device ${name} already`);
   let free = name;
   for (let i = 0; free === undefined; i++) if (!taken.has(`rxe${i}`)) free = `rxe${i}`;
@@ -90,7 +95,7 @@ export async function addSoftRoce(netdev: string, name?: string): Promise<SoftRo
 export async function removeSoftRoce(which: string): Promise<SoftRoceLink> {
   const link = listSoftRoce().find(({ name, netdev }) => name === which || netdev === which);
   if (link === undefined) {
-    const isOther = readSysfsDevices().some(({ name }) => name === which);
+    const isOther = listFolder(devicesFolder()).includes(which);
     throw failure(isOther ? `${which} is no Soft-RoCE` : `no Soft-RoCE ${which}: see "node-rdma softroce list"`);
   }
   await execute('rdma', ['link', 'delete', link.name]);

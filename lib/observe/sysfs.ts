@@ -42,8 +42,6 @@ export interface SysfsDevice {
   pciPath: string | undefined;
   /** -1 where it is not known. */
   numaNode: number;
-  /** The network interface that Soft-RoCE was added to; undefined for other devices. */
-  softOver: string | undefined;
   ports: SysfsPort[];
 }
 
@@ -55,8 +53,6 @@ export function readSysfsDevices(sysfs: string = sysfsFolder()): SysfsDevice[] {
     const pciPath = realPath(join(own, 'device'));
     return {
       ...{ name, pciPath, numaNode: Number(readText(join(own, 'device/numa_node')) ?? -1) },
-      // Only rxe has this file.
-      softOver: readText(join(own, 'parent')) || undefined,
       ports: listFolder(join(own, 'ports')).map((port) => readPort(join(own, 'ports', port), Number(port))),
     };
   });
@@ -75,9 +71,10 @@ function readPort(path: string, portNum: number): SysfsPort {
   const gids: GidEntry[] = [];
   for (const index of listFolder(join(path, 'gids'))) {
     const hex = (readText(join(path, 'gids', index)) ?? '').replaceAll(':', '');
+    // Most of a thousand places are empty, and have no type: each file less counts.
+    if (!/^[0-9a-f]{32}$/.test(hex) || /^0+$/.test(hex)) continue;
     const type = readText(join(path, 'gid_attrs/types', index));
-    // An empty place has no type.
-    if (!/^[0-9a-f]{32}$/.test(hex) || type === undefined || /^0+$/.test(hex)) continue;
+    if (type === undefined) continue;
     gids.push({
       ...{ gid: formatGid(Buffer.from(hex, 'hex')), gidIndex: Number(index), portNum },
       gidType: type === 'RoCE v2' ? GidType.ROCE_V2 : isEthernet(path) ? GidType.ROCE_V1 : GidType.IB,
@@ -86,9 +83,11 @@ function readPort(path: string, portNum: number): SysfsPort {
   }
   return {
     ...{ portNum, gids, linkLayer: readText(join(path, 'link_layer')) ?? '' },
-    // The file says '4: ACTIVE'.
-    state: readText(join(path, 'state'))?.replace(/^\d+: /, '') ?? '',
+    state: readState(path),
   };
 }
+
+/** State of a port, such as `'ACTIVE'`: the file says '4: ACTIVE'. */
+export const readState = (port: string): string => readText(join(port, 'state'))?.replace(/^\d+: /, '') ?? '';
 
 const isEthernet = (port: string) => readText(join(port, 'link_layer')) === 'Ethernet';
