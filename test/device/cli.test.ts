@@ -2,13 +2,12 @@ import { execFileSync } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import { getDeviceList } from '../../lib/index.ts';
-import { command, jsonLines, start } from '../unit/command.ts';
+import { jsonLines, start } from '../unit/command.ts';
+import { command, run } from './command.ts';
 import { deviceA, deviceB, isRxe } from './fixture.ts';
 
-// Each start of node takes seconds in an emulated VM: there, only what another driver may do otherwise.
+// In an emulated VM only what another driver may do otherwise.
 const itFast = it.runIf(!isRxe);
-
-const slow = { timeout: isRxe ? 300_000 : 60_000 };
 
 const theirs = (program: string, ...args: string[]) =>
   execFileSync(program, args, { encoding: 'utf8' })
@@ -22,7 +21,7 @@ async function ours(...args: string[]): Promise<string[]> {
 }
 
 describe('node-rdma devices', () => {
-  it.concurrent('lists what ibv_devices lists', slow, async () => {
+  it('lists what ibv_devices lists', async () => {
     const rows = (await ours('devices')).slice(1).map((line) => line.split('\t'));
     const listed = theirs('ibv_devices')
       .slice(2)
@@ -37,22 +36,18 @@ describe('node-rdma devinfo', () => {
     expect(await ours('devinfo')).toEqual(theirs('ibv_devinfo'));
   });
 
-  it.concurrent(
-    'prints with -v what ibv_devinfo -v takes from ibv_query_device and ibv_query_port, in the same lines',
-    slow,
-    async () => {
-      const lines = await ours('devinfo', '-v', '-d', deviceA);
-      const chosen = lines.filter((line) => /^\t+chosen:/.test(line));
-      expect(chosen).toHaveLength(1);
-      const listed = theirs('ibv_devinfo', '-v', '-d', deviceA);
-      // The rest of it is of ibv_query_device_ex.
-      const extended = listed.slice(
-        listed.findIndex((line) => line.startsWith('\tgeneral_odp_caps')),
-        listed.findIndex((line) => line.startsWith('\t\tport:')),
-      );
-      expect(lines.filter((line) => !chosen.includes(line))).toEqual(listed.filter((line) => !extended.includes(line)));
-    },
-  );
+  it('prints with -v what ibv_devinfo -v takes from ibv_query_device and ibv_query_port, in the same lines', async () => {
+    const lines = await ours('devinfo', '-v', '-d', deviceA);
+    const chosen = lines.filter((line) => /^\t+chosen:/.test(line));
+    expect(chosen).toHaveLength(1);
+    const listed = theirs('ibv_devinfo', '-v', '-d', deviceA);
+    // The rest of it is of ibv_query_device_ex.
+    const extended = listed.slice(
+      listed.findIndex((line) => line.startsWith('\tgeneral_odp_caps')),
+      listed.findIndex((line) => line.startsWith('\t\tport:')),
+    );
+    expect(lines.filter((line) => !chosen.includes(line))).toEqual(listed.filter((line) => !extended.includes(line)));
+  });
 
   itFast('gives everything with --json', async () => {
     const { stdout } = await command(['devinfo', '--json', '-d', deviceB]);
@@ -70,7 +65,7 @@ describe('node-rdma devinfo', () => {
 });
 
 describe('node-rdma gids', () => {
-  it.concurrent('lists what sysfs has, and says which GID would be chosen and why', slow, async () => {
+  it('lists what sysfs has, and says which GID would be chosen and why', async () => {
     const { ibdevPath } = getDeviceList().find(({ name }) => name === deviceA)!;
     const read = (path: string) => readFileSync(`${ibdevPath}/ports/1/${path}`, 'utf8').trim();
     const known = readdirSync(`${ibdevPath}/ports/1/gids`)
@@ -87,13 +82,13 @@ describe('node-rdma gids', () => {
   });
 
   itFast('says that the environment has chosen', async () => {
-    const { stdout } = await command(['gids', deviceA, '--json'], { env: { NODE_RDMA_GID_INDEX: '0' } });
+    const { stdout } = await start(['gids', deviceA, '--json'], { env: { NODE_RDMA_GID_INDEX: '0' } }).ended;
     const [first] = JSON.parse(stdout);
     expect(first).toMatchObject({ index: 0, chosen: true, reason: 'NODE_RDMA_GID_INDEX names it' });
   });
 
   itFast('says why no GID is chosen', async () => {
-    const { code, stdout } = await command(['gids', deviceA], { env: { NODE_RDMA_GID_INDEX: '200' } });
+    const { code, stdout } = await start(['gids', deviceA], { env: { NODE_RDMA_GID_INDEX: '200' } }).ended;
     expect(stdout).toContain(
       `${deviceA} port 1: no GID is chosen: port 1 of ${deviceA} has no usable GID at index 200`,
     );
@@ -107,7 +102,7 @@ describe.runIf(isRxe)('node-rdma on a wire', () => {
     const { ibdevPath } = getDeviceList().find(({ name }) => name === deviceA)!;
     const read = (name: string) => Number(readFileSync(`${ibdevPath}/ports/1/hw_counters/${name}`, 'utf8'));
     const before = { sends: read('rdma_sends'), packets: read('sent_pkts') };
-    const capture = start(['capture', 'v0', '--json', '--count', '20']);
+    const capture = run(['capture', 'v0', '--json', '--count', '20']);
     while (!capture.stderr.includes('listening')) await new Promise((resolve) => setTimeout(resolve, 20));
     const server = start([], { shell: `ibv_rc_pingpong -d ${deviceB} -g 1 -n 20 -s 64` });
     // It is refused until the server listens.
@@ -136,7 +131,7 @@ describe.runIf(isRxe)('node-rdma on a wire', () => {
     expect(values.sent_pkts! - before.packets).toBeGreaterThanOrEqual(40);
   });
 
-  it('adds a device to an interface, finds nothing wrong, and removes it', slow, async () => {
+  it('adds a device to an interface, finds nothing wrong, and removes it', { timeout: 300_000 }, async () => {
     const ip = (...args: string[]) => execFileSync('ip', args, { encoding: 'utf8' });
     const links = () => JSON.parse(execFileSync('rdma', ['-j', 'link'], { encoding: 'utf8' })) as { ifname: string }[];
     ip('link', 'add', 'soft0', 'type', 'dummy');

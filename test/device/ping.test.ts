@@ -2,8 +2,9 @@
 import { describe, expect, it } from 'vitest';
 import { type CmListener, listen, openDevice } from '../../lib/index.ts';
 import { type PingOptions, type PingResult, ping, summarizePings } from '../../lib/perf/ping.ts';
-import { command, jsonLines, start } from '../unit/command.ts';
+import { jsonLines, start } from '../unit/command.ts';
 import { addressA, addressB, describeCm, deviceA, deviceB, newPort, rejection } from './cm.ts';
+import { command } from './command.ts';
 import { DEADLINE_MS, expectNoLeaks, isRxe, within } from './fixture.ts';
 
 /** Some requests from A to B. */
