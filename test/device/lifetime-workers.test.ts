@@ -54,21 +54,25 @@ async function expectHealthy(): Promise<void> {
 }
 
 describe('a worker thread', () => {
-  // A worker takes seconds to start in an emulated VM, and these two have most of what the others have.
-  it.each(isRxe ? ['mr-pending', 'in-flight'] : ['opened', 'waiting', 'mr-pending', 'in-flight', 'polling'])(
-    'that is terminated at the stage "%s" leaves nothing behind',
-    async (stage) => {
-      const before = openFds();
-      const worker = start(stage);
-      expect(await message(worker, `the stage ${stage}`)).toBe(stage);
-      expect(await within(worker.terminate(), 'the termination')).toBe(1);
-      await until(() => openFds() <= before, `the ${openFds()} descriptors go back to ${before}`);
-      await expectHealthy();
-    },
-  );
+  // A worker takes seconds to start in an emulated VM: there one is at all the stages that have what the others have, and at
+  // those of the connection manager, which only that kernel has. The last are where something is under way.
+  const stages = isRxe
+    ? ['in-flight,cm-connected,cm-connecting,cm-resolving,mr-pending']
+    : ['opened', 'waiting', 'mr-pending', 'in-flight', 'polling'];
+  // librdmacm keeps the devices that it has opened: one descriptor each for commands and for events.
+  const kept = isRxe ? 2 * 2 : 0;
 
-  // The last has flows, receive work queues and XRC, which Soft-RoCE lacks.
-  it.each(['events', 'registering', 'creating', 'kinds'].slice(0, isRxe ? 3 : 4))(
+  it.each(stages)('that is terminated at the stage "%s" leaves nothing behind', async (stage) => {
+    const before = openFds();
+    const worker = start(stage);
+    expect(await message(worker, `the stage ${stage}`)).toBe(stage);
+    expect(await within(worker.terminate(), 'the termination')).toBe(1);
+    await until(() => openFds() <= before + kept, `the ${openFds()} descriptors go back to ${before}`);
+    await expectHealthy();
+  });
+
+  // The last has flows, receive work queues and XRC, which Soft-RoCE lacks. There one does the others all at the same time.
+  it.each(isRxe ? ['events,registering,creating'] : ['events', 'registering', 'creating', 'kinds'])(
     'may be terminated at any moment of "%s"',
     async (stage) => {
       const before = openFds();

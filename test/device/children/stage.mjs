@@ -1,7 +1,8 @@
-// Goes to a stage of life, then ends in the way it is told: node stage.mjs <stage> <end>.
+// Goes to stages of life, one after another, then ends in the way it is told: node stage.mjs <stage,stage> <end>.
 import { AccessFlags, connectionInfo, connectQueuePair, openDevice, WrOpcode } from '../../../dist/index.js';
+import { cmStages } from './cm-stages.mjs';
 
-const [stage, end] = process.argv.slice(2);
+const [names, end] = process.argv.slice(2);
 const access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ;
 
 function open(device) {
@@ -20,6 +21,7 @@ async function connected() {
 }
 
 const stages = {
+  ...cmStages,
   opened: () => openDevice(process.env.DEVICE_A),
   pd: () => openDevice(process.env.DEVICE_A).allocPd(),
   'mr-pending': () => {
@@ -52,8 +54,9 @@ const stages = {
   },
 };
 
-globalThis.kept = await stages[stage]();
-process.stdout.write(`at ${stage}\n`);
+globalThis.kept = [];
+for (const name of names.split(',')) globalThis.kept.push(await stages[name]());
+process.stdout.write(`at ${names}\n`);
 if (end === 'exit') process.exit(7);
 if (end === 'throw') {
   setImmediate(() => {
@@ -62,5 +65,3 @@ if (end === 'throw') {
 }
 // The test ends it.
 if (end === 'signal') setInterval(() => {}, 1000);
-// Nothing may be left that keeps the process alive.
-if (end === 'nothing') await globalThis.kept;

@@ -1,9 +1,7 @@
-// Goes to a stage of a connection, then ends in the way it is told, as a program or as a worker: cm-stage.mjs <stage> <end>.
+// Stages of connections that a program or a worker is at when it ends.
 import { randomInt } from 'node:crypto';
-import { isMainThread, parentPort } from 'node:worker_threads';
 import { connect, createEventChannel, getaddrinfo, listen, openDevice } from '../../../dist/index.js';
 
-const [stage, end] = process.argv.slice(2);
 const [addressA, addressB] = ['10.78.0.1', '10.78.0.2'];
 const quiet = (promise) => {
   promise.catch(() => {});
@@ -17,9 +15,20 @@ async function resolved(channel, port) {
   return id;
 }
 
-const stages = {
+/** Two endpoints on the two devices, with receives under way where they may keep the process alive. */
+async function connected(waits) {
+  const [pdA, pdB] = ['rxe0', 'rxe1'].map((name) => openDevice(name).allocPd());
+  const listener = await listen({ host: addressB, port: 0 });
+  const accepted = listener.getRequest().then((request) => request.accept({ pd: pdB, timeoutMs: 60_000 }));
+  const to = { pd: pdA, host: addressB, localAddress: addressA, port: listener.port, timeoutMs: 60_000 };
+  const endpoints = await Promise.all([connect(to), accepted]);
+  if (waits) for (const endpoint of endpoints) quiet(endpoint.recv());
+  return [listener, endpoints];
+}
+
+export const cmStages = {
   // Steps under way on the pool and in the kernel, a look-up, and a wait for events.
-  resolving: () => {
+  'cm-resolving': () => {
     const channel = createEventChannel();
     const [first, second] = [channel.createId(), channel.createId()];
     return [
@@ -31,7 +40,7 @@ const stages = {
     ];
   },
   // A request that was taken, one that waits in the kernel, and their clients.
-  connecting: async () => {
+  'cm-connecting': async () => {
     const listener = await listen({ host: addressB, port: 0 });
     const channel = createEventChannel();
     const ids = [await resolved(channel, listener.port), await resolved(channel, listener.port)];
@@ -39,28 +48,6 @@ const stages = {
     const steps = ids.map((id) => quiet(id.connect({ qpNum: randomInt(0x80_0000, 0x100_0000) })));
     return [listener, await listener.getRequest(), steps, quiet(listener.getRequest())];
   },
-  // Two endpoints with receives under way.
-  connected: async () => {
-    const [pdA, pdB] = [process.env.DEVICE_A ?? 'rxe0', process.env.DEVICE_B ?? 'rxe1'].map((name) =>
-      openDevice(name).allocPd(),
-    );
-    const listener = await listen({ host: addressB, port: 0 });
-    const accepted = listener.getRequest().then((request) => request.accept({ pd: pdB, timeoutMs: 60_000 }));
-    const to = { pd: pdA, host: addressB, localAddress: addressA, port: listener.port, timeoutMs: 60_000 };
-    const endpoints = await Promise.all([connect(to), accepted]);
-    if (end !== 'nothing') for (const endpoint of endpoints) quiet(endpoint.recv());
-    return [listener, endpoints];
-  },
+  'cm-connected': () => connected(true),
+  'cm-idle': () => connected(false),
 };
-
-globalThis.kept = await stages[stage]();
-if (isMainThread) process.stdout.write(`at ${stage}\n`);
-else parentPort.postMessage(stage);
-if (end === 'exit') process.exit(7);
-if (end === 'throw') {
-  setImmediate(() => {
-    throw new Error('deliberate');
-  });
-}
-// The test ends it.
-if (end === 'signal') setInterval(() => {}, 1000);
