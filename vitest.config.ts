@@ -1,4 +1,3 @@
-import { fileURLToPath } from 'node:url';
 import { defineConfig } from 'vitest/config';
 
 // A suite for each place that tests run in. scripts/test.mjs starts them with the backend that each needs.
@@ -7,19 +6,19 @@ const suite = (name: string, options: object = {}) => ({
   test: { name, include: [`test/${name}/**/*.test.ts`], ...options },
 });
 
-// In an emulated VM it takes minutes to compile lib/: there the tests use what is built of it.
-const built = {
-  name: 'dist',
-  enforce: 'pre' as const,
-  resolveId(id: string) {
-    const [, path] = /\/lib\/(.*)\.ts$/.exec(id) ?? [];
-    if (path === undefined || process.env.NODE_RDMA_VM === undefined) return null;
-    return { id: fileURLToPath(new URL(`dist/${path}.js`, import.meta.url)), external: true };
-  },
-};
+// Those with a device share it, and it costs more to load their modules than to run them. In an emulated VM it would take
+// minutes to compile them, too: there they are what scripts/vm-tests.mjs has made of them, which Node loads by itself.
+const onDevice = (name: string) =>
+  suite(name, {
+    fileParallelism: false,
+    isolate: false,
+    ...(process.env.NODE_RDMA_VM !== undefined && {
+      include: [`build/vm-tests/test/${name}/**/*.test.ts.js`],
+      experimental: { viteModuleRunner: false, nodeLoader: false },
+    }),
+  });
 
 export default defineConfig({
-  plugins: [built],
   // Node 20 has Symbol.dispose but not the `using` statement: lower it.
   oxc: { target: 'node20' },
   test: {
@@ -34,10 +33,9 @@ export default defineConfig({
     projects: [
       suite('unit'),
       suite('loader'),
-      // They share one device, or one VM.
-      suite('device', { fileParallelism: false }),
+      onDevice('device'),
       // A foreign program on the other end of the wire: in the VM only.
-      suite('interop', { fileParallelism: false }),
+      onDevice('interop'),
       suite('vm', { fileParallelism: false }),
       // In a browser.
       suite('pages'),

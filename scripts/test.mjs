@@ -58,28 +58,25 @@ const steps = {
     needs: ['image'],
     command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare', '--rxe-dmabuf', '--siw'],
   },
-  // Under emulation the loading of the modules costs more than the tests: once for all files.
+  'vm-tests': { builds: true, command: script('vm-tests') },
   rxe: suite('rxe', ['device', 'interop'], {
-    needs: ['image', 'gpu-drivers'],
+    needs: ['image', 'gpu-drivers', 'vm-tests'],
     through: inVm('rxe', 'rxe'),
-    more: ['--no-isolate'],
   }),
   dmabuf: suite('dmabuf', 'device', {
     tool: 'gcc-12',
-    needs: ['drivers', 'gpu-drivers'],
+    needs: ['drivers', 'gpu-drivers', 'vm-tests'],
     through: [...inVm('dmabuf', 'rxe'), '--env', 'RDMA_TEST_DMABUF=1', '--rxe-dmabuf'],
-    more: ['--no-isolate', 'test/device/dmabuf', 'test/device/gpu'],
+    more: ['test/device/dmabuf', 'test/device/gpu'],
   }),
   sanitized: { builds: true, command: script('build', '--sanitize') },
   tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
   device: suite('device', 'device', {
     needs: ['model', 'gpu-drivers'],
-    more: ['--no-isolate'],
     env: () => ({ ...onModel, LD_PRELOAD: model }),
   }),
   asan: suite('asan', 'device', {
     needs: ['model', 'gpu-drivers', 'sanitized'],
-    more: ['--no-isolate'],
     env: () => ({
       ...onModel,
       NODE_RDMA_ADDON: join(root, 'build/asan/node_rdma.node'),

@@ -1,10 +1,10 @@
 /** Programs that the tests run beside themselves: test/device/children/*.mjs, on the compiled package. */
 import { spawn } from 'node:child_process';
 import { existsSync } from 'node:fs';
-import { fileURLToPath } from 'node:url';
+import { resolve } from 'node:path';
 import { DEADLINE_MS, deviceA, deviceB } from './fixture.ts';
 
-const dist = fileURLToPath(new URL('../../dist/index.js', import.meta.url));
+const dist = resolve('dist/index.js');
 if (!existsSync(dist)) throw new Error('dist/ is missing: node scripts/setup.mjs');
 
 export interface Ended {
@@ -24,8 +24,7 @@ export interface ChildOptions {
 }
 
 /** Path of a program or worker. */
-export const childPath = (name: string, suffix = 'mjs'): string =>
-  fileURLToPath(new URL(`children/${name}.${suffix}`, import.meta.url));
+export const childPath = (name: string, suffix = 'mjs'): string => resolve(`test/device/children/${name}.${suffix}`);
 
 /** Runs a program to its end. One that does not end by itself is killed at the deadline, which shows as SIGKILL. */
 export function runChild(name: string, args: readonly string[] = [], options: ChildOptions = {}): Promise<Ended> {

@@ -1,5 +1,5 @@
 import { type ChildProcess, spawn } from 'node:child_process';
-import { fileURLToPath } from 'node:url';
+import { resolve } from 'node:path';
 import { expect, it } from 'vitest';
 import {
   connect,
@@ -19,7 +19,7 @@ import { addressA, addressB, closeSide, cmSide, describeCm, deviceA, deviceB, ne
 import { completion, completions, DEADLINE_MS, expectNoLeaks, fill, snapshot, within } from './fixture.ts';
 
 const timeoutMs = DEADLINE_MS;
-const example = fileURLToPath(new URL('../../examples/cm-ping.mjs', import.meta.url));
+const example = resolve('examples/cm-ping.mjs');
 
 /** A foreign program beside the test; killed with it when it hangs. */
 class Peer {

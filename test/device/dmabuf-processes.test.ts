@@ -1,7 +1,7 @@
 /** DMA-BUFs whose process ends, on a Soft-RoCE that registers them. */
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { join, resolve } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { runPair } from '../../examples/demo/interop.mjs';
 import { listenFd } from '../../lib/gpu/index.ts';
@@ -53,7 +53,7 @@ describe.runIf(isRxe && registers)('a DMA-BUF of another process', () => {
   });
 
   it('is what examples/gpu-target.mjs offers where there is no GPU, and what its peer writes into', async () => {
-    const program = [process.execPath, join(import.meta.dirname, '../../examples/gpu-target.mjs')];
+    const program = [process.execPath, resolve('examples/gpu-target.mjs')];
     const none = ['NODE_RDMA_LIBCUDA=/nonexistent', 'NODE_RDMA_LIBHSA=/nonexistent'];
     const [service, peer] = await runPair(
       ['env', 'NODE_RDMA_DEVICE=rxe0', ...none, ...program],

@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { closeSync, existsSync, fstatSync, mkdtempSync, rmSync } from 'node:fs';
 import { createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { join, resolve } from 'node:path';
 import { createInterface } from 'node:readline';
 import { Worker } from 'node:worker_threads';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -199,7 +199,7 @@ describe('FdChannel', () => {
   it('ends with the worker that waits for it', async () => {
     // The compiled package: a worker knows no TypeScript.
     const source = `
-      import(${JSON.stringify(new URL('../../dist/gpu/index.js', import.meta.url).href)}).then(({ listenFd, connectFd }) => {
+      import(${JSON.stringify(resolve('dist/gpu/index.js'))}).then(({ listenFd, connectFd }) => {
         const { workerData, parentPort } = require('node:worker_threads');
         const listener = listenFd(workerData);
         const here = connectFd(workerData);

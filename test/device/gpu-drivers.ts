@@ -1,10 +1,9 @@
 /** The libraries that stand in for those of GPU drivers (test/gpu-drivers), and what the tests tell them and read of them. */
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
+import { join, resolve } from 'node:path';
 
-const built = fileURLToPath(new URL('../../build/gpu-drivers', import.meta.url));
+const built = resolve('build/gpu-drivers');
 const library = (name: string) => {
   const path = join(built, `lib${name}-stand-in.so`);
   if (!existsSync(path)) throw new Error(`${path} is missing: make -C test/gpu-drivers`);

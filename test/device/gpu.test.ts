@@ -1,4 +1,5 @@
 /** Memory of GPUs, by libraries that stand in for their drivers: each call, in its order, and what fails. */
+import { resolve } from 'node:path';
 import { Worker } from 'node:worker_threads';
 import { beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { adoptGpuMemory, type Gpu, type GpuVendor, gpuDrivers, listGpus } from '../../lib/gpu/index.ts';
@@ -336,7 +337,7 @@ describe.runIf(!isRxe)('memory that nobody closes', () => {
 
   it('is freed with its worker', async () => {
     const source = `
-      import(${JSON.stringify(new URL('../../dist/gpu/index.js', import.meta.url).href)}).then(async ({ listGpus }) => {
+      import(${JSON.stringify(resolve('dist/gpu/index.js'))}).then(async ({ listGpus }) => {
         globalThis.buffers = await Promise.all(listGpus().map((gpu) => gpu.alloc(${LENGTH})));
         require('node:worker_threads').parentPort.postMessage('made');
         setInterval(() => {}, 1000);

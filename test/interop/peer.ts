@@ -1,7 +1,7 @@
 /** A pyverbs process on the other end of the wire, as an object: `open()` makes its side of a pair, `close()` ends that. */
 import { type ChildProcess, spawn } from 'node:child_process';
+import { resolve } from 'node:path';
 import { createInterface, type Interface } from 'node:readline';
-import { fileURLToPath } from 'node:url';
 import { parseGid, type RemoteRegionToken } from '../../lib/index.ts';
 import { within } from '../device/fixture.ts';
 
@@ -42,7 +42,7 @@ export class PyverbsPeer {
   readonly #failed: Promise<never>;
 
   constructor() {
-    const script = fileURLToPath(new URL('pyverbs_peer.py', import.meta.url));
+    const script = resolve('test/interop/pyverbs_peer.py');
     // The distribution's own Python, which the package of pyverbs belongs to.
     this.#child = spawn('/usr/bin/python3', [script], { stdio: ['pipe', 'pipe', 'inherit'] });
     this.#lines = createInterface({ input: this.#child.stdout as NodeJS.ReadableStream });
