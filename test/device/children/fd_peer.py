@@ -1,7 +1,5 @@
 """The other side of a Unix socket, by another language: takes a descriptor and answers, or offers one, or holds one."""
-import mmap
 import os
-import socket
 import sys
 
 mode, argument = sys.argv[1], sys.argv[2]
@@ -15,6 +13,9 @@ if mode == "hold":
     print(fd, flush=True)
     sys.stdin.read()
 else:
+    import mmap
+    import socket
+
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     peer.connect(argument)
     data, fds, _, _ = socket.recv_fds(peer, 1024, 4)
