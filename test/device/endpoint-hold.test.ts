@@ -12,32 +12,13 @@ import {
   openDevice,
   RdmaClosedError,
 } from '../../lib/index.ts';
-import { runChild } from './children.ts';
 import { addressA, addressB } from './cm.ts';
-import { Ends } from './endpoints.ts';
-import {
-  ALL_ACCESS,
-  collect,
-  DEADLINE_MS,
-  deviceA,
-  deviceB,
-  expectNoLeaks,
-  fill,
-  isRxe,
-  isSanitized,
-  within,
-} from './fixture.ts';
+import { Ends, outcomes } from './endpoints.ts';
+import { collect, DEADLINE_MS, deviceA, deviceB, expectNoLeaks, fill, isRxe, isSanitized, within } from './fixture.ts';
 
 expectNoLeaks();
 
 const descriptors = () => readdirSync('/proc/self/fd').length;
-
-/** How promises end, one word for each. */
-async function outcomes(promises: readonly Promise<unknown>[], what: string): Promise<string[]> {
-  const word = (error: { statusName?: string; code?: string; name: string }) =>
-    error.statusName ?? error.code ?? error.name;
-  return within(Promise.all(promises.map((promise) => promise.then(() => 'SUCCESS', word))), what);
-}
 
 describe('connections', () => {
   it('come and go two hundred times; descriptors and memory are as before', { timeout: 3 * DEADLINE_MS }, async () => {
@@ -208,50 +189,6 @@ describe('a peer that is gone', () => {
       expect(a.qp.closed).toBe(true);
     },
   );
-
-  it.runIf(isRxe)('by kill -9 likewise, by the connection manager and over TCP', { timeout: 200_000 }, async () => {
-    using pd = openDevice(deviceA).allocPd();
-    const context = pd.context;
-    using mr = pd.allocSync(4096, { access: ALL_ACCESS });
-    // The channel of the connections, and the one of completions, are made once.
-    const before = descriptors();
-    const endpoints: Endpoint[] = [];
-    const work: Promise<unknown>[] = [];
-    let words: Promise<string[]> | undefined;
-    let begun: Promise<void> | undefined;
-    const ended = runChild('peer', [], {
-      onOutput: (stdout, kill) => {
-        const ports = /^(\d+) (\d+)\n/.exec(stdout)?.slice(1).map(Number);
-        if (ports !== undefined && begun === undefined) {
-          const [byCm, byTcp] = ports as [number, number];
-          begun = (async () => {
-            const cm = { pd, host: addressB, localAddress: addressA, port: byCm, timeoutMs: DEADLINE_MS };
-            const tcp = { pd, host: '127.0.0.1', port: byTcp, timeout: 14, retryCnt: 1, timeoutMs: DEADLINE_MS };
-            endpoints.push(await connect(cm), await connectTcp(tcp));
-            for (const endpoint of endpoints) {
-              for (let i = 0; i < 1000; i++) work.push(endpoint.send(mr.slice(0, 64)));
-              for (let i = 0; i < 100; i++) work.push(endpoint.recv(mr.slice(0, 64)));
-            }
-            words = outcomes(work, 'all of them');
-          })();
-        }
-        if (stdout.includes('connected')) void begun?.then(() => setImmediate(kill, 'SIGKILL'));
-      },
-    });
-    expect(await ended).toMatchObject({ signal: 'SIGKILL', stderr: '' });
-    await begun;
-    const settled = (await words) as string[];
-    expect(settled.length).toBe(2200);
-    expect(new Set(settled.slice(0, 1100))).toEqual(new Set(['WR_FLUSH_ERR']));
-    expect(settled[1100]).toBe('RETRY_EXC_ERR');
-    expect(new Set(settled.slice(1101))).toEqual(new Set(['WR_FLUSH_ERR']));
-    expect(await endpoints[0]!.closed).toMatchObject({ code: 'ERR_RDMA_PEER_LEFT' });
-    for (const endpoint of endpoints) await within(endpoint.close(), 'the close');
-    mr.close();
-    pd.close();
-    expect(descriptors()).toBeLessThanOrEqual(before + 1);
-    context.close();
-  });
 });
 
 /** Makes the wire of the VM lose so many percent of the packets in both directions. */

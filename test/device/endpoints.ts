@@ -55,3 +55,10 @@ export class Ends implements AsyncDisposable {
     for (const pd of [this.pdA, this.pdB]) pd.context.close({ cascade: true });
   }
 }
+
+/** How promises end, one word for each. */
+export async function outcomes(promises: readonly Promise<unknown>[], what: string): Promise<string[]> {
+  const word = (error: { statusName?: string; code?: string; name: string }) =>
+    error.statusName ?? error.code ?? error.name;
+  return within(Promise.all(promises.map((promise) => promise.then(() => 'SUCCESS', word))), what);
+}

@@ -1,4 +1,4 @@
-/** Messages over a wire that loses packets, by the connection manager, and with a peer that is killed. */
+/** Messages over a wire that loses packets, and by the connection manager. */
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -14,7 +14,6 @@ import {
   messageEndpoint,
   RdmaSocket,
 } from '../../lib/index.ts';
-import { runChild } from './children.ts';
 import { addressA, addressB, describeCm } from './cm.ts';
 import { DEADLINE_MS, expectNoLeaks, fill, isRxe, within } from './fixture.ts';
 import { Ends } from './messages.ts';
@@ -92,44 +91,6 @@ describe.runIf(isRxe)('messages over a bad wire', () => {
   it.each(['1%', '5%'])('arrive whole, in order and once, where %s of the packets are lost', async (loss) => {
     for (const device of ['v0', 'v1']) tc('add', 'dev', device, 'root', 'netem', 'loss', loss);
     await bothWays();
-  });
-});
-
-describe.runIf(isRxe)('messages with a peer in another process', () => {
-  it('settle when it is killed in the middle of them', async () => {
-    let messages: Messages | undefined;
-    let taken = 0;
-    const sends: Promise<unknown>[] = [];
-    const work = async (port: number, kill: (signal: NodeJS.Signals) => void) => {
-      const how = { host: '127.0.0.1', timeout: 15, retryCnt: 6, port };
-      const endpoint = await connectTcp({ ...messageEndpoint({ pd: ends.pdA, ...limits }), ...how });
-      messages = await Messages.open(endpoint, { ...open, keepAliveMs: 200 });
-      for (let i = 0; i < 100; i++) {
-        sends.push(
-          messages.send(fill(Buffer.alloc(i % 3 ? 500 : 100_000), i)).catch((error) => error.code ?? error.name),
-        );
-      }
-      try {
-        for await (const message of messages) {
-          message.release();
-          if (++taken === 5) kill('SIGKILL');
-        }
-      } catch {
-        // The reason is what `closed` says.
-      }
-    };
-    let working: Promise<void> | undefined;
-    const ended = await runChild('messages-peer', [], {
-      onOutput: (text, kill) => {
-        if (text.endsWith('\n')) working ??= work(Number(text), kill);
-      },
-    });
-    expect(ended, ended.stderr).toMatchObject({ signal: 'SIGKILL' });
-    await within(working as Promise<void>, 'the end');
-    expect(await messages!.closed).toMatchObject({ name: 'WorkCompletionError' });
-    expect(await within(Promise.all(sends), 'all sends')).toHaveLength(100);
-    expect(taken).toBeGreaterThanOrEqual(5);
-    await messages!.close();
   });
 });
 
