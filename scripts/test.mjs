@@ -71,8 +71,11 @@ const steps = {
   }),
   sanitized: { builds: true, command: script('build', '--sanitize') },
   tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
+  // The whole suite runs with the sanitizers. Without them, what shows at full size and speed only: leaks in ten thousand
+  // rounds, ends and garbage collection at any moment, and all ways to post.
   device: suite('device', 'device', {
     needs: ['model', 'gpu-drivers'],
+    more: ['leak', 'lifetime', 'queue-pair', 'endpoint-hold'].map((name) => `test/device/${name}`),
     env: () => ({ ...onModel, LD_PRELOAD: model }),
   }),
   asan: suite('asan', 'device', {

@@ -27,7 +27,7 @@ const OPTIONS = [
   ...analyzer('-Xclang', '-analyzer-opt-analyze-headers'),
   // It goes through each function in so many steps at the most: with its own limit of 225,000 it takes eight times as
   // long, nearly all of it in the headers of Node-API.
-  ...analyzer('-Xclang', '-analyzer-config', '-Xclang', 'max-nodes=8000'),
+  ...analyzer('-Xclang', '-analyzer-config', '-Xclang', 'max-nodes=5000'),
 ];
 
 function tidy(file) {
