@@ -96,6 +96,7 @@ try {
   });
   measureCommand('decode', '--show', 'flows', file);
   measureCommand('decode', file);
+  measureCommand('decode', '--json', file);
   if (sum === 0) throw new Error('nothing was read');
 } finally {
   rmSync(folder, { recursive: true });

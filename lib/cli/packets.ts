@@ -1,5 +1,5 @@
 /** What `decode` and `capture` share: packets, or events, or only the flows, as lines or as JSON. */
-import { createReadStream } from 'node:fs';
+import { open } from 'node:fs/promises';
 import { Option } from 'commander';
 import {
   CaptureParser,
@@ -11,13 +11,9 @@ import {
   NakCode,
   PacketLines,
   PacketView,
-  summarizePacket,
   Transport,
 } from '../roce/index.ts';
 import { colour, LineWriter, print, toJson } from './output.ts';
-
-/** Bytes of a file that are read at a time. */
-const CHUNK = 1 << 20;
 
 /** Options of both. */
 export interface PacketFlags {
@@ -51,28 +47,40 @@ export async function showPackets(
 ): Promise<Totals> {
   const shower = new Shower(flags);
   const { lines, totals } = shower;
-  const isFile = typeof source === 'string';
   // Behind Ctrl-C a reader of the output that does not read is not waited for.
   const flush = () => lines.flush(signal.aborted ? AbortSignal.timeout(1000) : signal);
-  const read = async () => {
-    // Chunk by chunk: a turn of the event loop's queue for each record would be a fifth of the work.
-    const parser = new CaptureParser();
-    for await (const chunk of isFile ? createReadStream(source, { highWaterMark: CHUNK }) : source) {
+  const parser = new CaptureParser();
+  /** Shows what has come in whole. @returns false when it was enough */
+  const show = async () => {
+    // Record by record: a turn of the event loop's queue for each would be a fifth of the work.
+    for (let record = parser.next(); record !== undefined; record = parser.next()) {
+      shower.add(record);
+      if (lines.isFull) await flush();
+      if (totals.packets === flags.count) return false;
+    }
+    return true;
+  };
+  const readFile = async (path: string) => {
+    const file = await open(path);
+    try {
+      while (await parser.pull(file)) if (!(await show()) || signal.aborted) return;
+    } finally {
+      await file.close();
+    }
+    parser.end();
+  };
+  const readStream = async (stream: AsyncIterable<Uint8Array>) => {
+    for await (const chunk of stream) {
       parser.push(chunk);
-      for (let record = parser.next(); record !== undefined; record = parser.next()) {
-        shower.add(record);
-        if (lines.isFull) await flush();
-        if (totals.packets === flags.count) return;
-      }
-      // A live capture ends by itself when it is told to, and what it held till then counts.
-      if (isFile && signal.aborted) return;
-      // A live capture is shown as it comes: behind each chunk, not behind each packet.
-      if (!isFile) await flush();
+      if (!(await show())) return;
+      // It is shown as it comes: behind each chunk, not behind each packet. It ends by itself when it is told to, and what
+      // it held till then counts.
+      await flush();
     }
     parser.end();
   };
   let failure: unknown;
-  await read().catch((error: unknown) => {
+  await (typeof source === 'string' ? readFile(source) : readStream(source)).catch((error: unknown) => {
     failure = error;
   });
   // What was read before damage, or before Ctrl-C, is worth showing.
@@ -95,6 +103,8 @@ class Shower {
   #origin: bigint | undefined;
   #second = 0;
   #secondText = '0.';
+  #base = 0n;
+  #baseText = '0';
 
   constructor(flags: PacketFlags) {
     this.#flags = flags;
@@ -116,8 +126,7 @@ class Shower {
     if (show !== 'packets') return;
     const { icrcOk } = view;
     if (icrcOk === false) this.totals.badIcrc++;
-    if (json)
-      this.lines.add(JSON.stringify({ type: 'packet', time: String(timestamp), ...summarizePacket(view, icrcOk) }));
+    if (json) this.lines.add(this.#text.json(view, icrcOk, `"type":"packet","time":"${this.#stamp(timestamp)}"`));
     else this.lines.add(`${this.#time(timestamp)} ${this.#text.describe(view, icrcOk)}`);
   }
 
@@ -143,6 +152,19 @@ class Shower {
     if (seconds !== this.#second) [this.#second, this.#secondText] = [seconds, `${seconds}.`];
     // A leading one keeps the zeros.
     return this.#secondText + String(1e9 + nanoseconds - seconds * 1e9).slice(1);
+  }
+
+  /** Nanoseconds since 1970; those of a second differ in nine digits. */
+  #stamp(timestamp: bigint): string {
+    let nanoseconds = Number(timestamp - this.#base);
+    if (nanoseconds < 0 || nanoseconds >= 1e9) {
+      const seconds = timestamp / 1_000_000_000n;
+      this.#base = seconds * 1_000_000_000n;
+      this.#baseText = String(seconds);
+      nanoseconds = Number(timestamp - this.#base);
+    }
+    // Before 2001 there is a digit less.
+    return this.#baseText === '0' ? String(nanoseconds) : this.#baseText + String(1e9 + nanoseconds).slice(1);
   }
 
   #event(event: FlowEvent): void {

@@ -38,6 +38,21 @@ export class ByteQueue {
     this.end += chunk.length;
   }
 
+  /** Room for so many bytes behind those that wait: to be filled, and told by {@link ByteQueue.commit}. */
+  reserve(count: number): Uint8Array {
+    this.#makeRoom(count);
+    return this.bytes.subarray(this.end, this.end + count);
+  }
+
+  /** Adds what was put into the room that was reserved. */
+  commit(count: number): void {
+    const dropped = Math.min(this.#unwanted, count);
+    this.#unwanted -= dropped;
+    // Nothing waits where something is dropped.
+    this.start += dropped;
+    this.end += count;
+  }
+
   /** Moves what waits to a place where more can follow. */
   #makeRoom(count: number): void {
     if (this.bytes === this.#room && this.end + count <= this.#room.length) return;

@@ -1,6 +1,7 @@
 /** Capture files, pcap and pcapng, read and written as streams: memory does not grow with the file. */
 
-import { createReadStream, createWriteStream } from 'node:fs';
+import { createWriteStream } from 'node:fs';
+import { type FileHandle, open } from 'node:fs/promises';
 import { pipeline } from 'node:stream/promises';
 import { readOptions, valueError } from '../args.ts';
 import { ByteQueue } from './byte-queue.ts';
@@ -25,6 +26,19 @@ export class CaptureParser {
    */
   push(chunk: Uint8Array): void {
     this.#queue.push(chunk);
+  }
+
+  /**
+   * Adds the next bytes of a file, which are read into the same memory again and again.
+   *
+   * @param file - an open file
+   * @returns whether there were any
+   */
+  async pull(file: FileHandle): Promise<boolean> {
+    const room = this.#queue.reserve(CHUNK);
+    const { bytesRead } = await file.read(room, 0, room.length, null);
+    this.#queue.commit(bytesRead);
+    return bytesRead > 0;
   }
 
   /**
@@ -68,14 +82,21 @@ export class CaptureParser {
 export async function* readCapture(
   source: string | URL | AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
 ): AsyncGenerator<CaptureRecord, void, undefined> {
-  const isPath = typeof source === 'string' || source instanceof URL;
   const parser = new CaptureParser();
-  for await (const chunk of isPath ? createReadStream(source, { highWaterMark: CHUNK }) : source) {
-    parser.push(chunk);
-    for (;;) {
-      const record = parser.next();
-      if (record === undefined) break;
-      yield record;
+  if (typeof source === 'string' || source instanceof URL) {
+    const file = await open(source);
+    try {
+      // No `yield*`, which would take three turns for each record.
+      while (await parser.pull(file)) {
+        for (let record = parser.next(); record !== undefined; record = parser.next()) yield record;
+      }
+    } finally {
+      await file.close();
+    }
+  } else {
+    for await (const chunk of source) {
+      parser.push(chunk);
+      for (let record = parser.next(); record !== undefined; record = parser.next()) yield record;
     }
   }
   parser.end();

@@ -106,6 +106,8 @@ const KEPT = 4096;
 interface Route {
   text: string;
   beginnings: Map<number, string>;
+  /** Those of JSON. */
+  json: Map<number, string>;
 }
 
 /**
@@ -139,6 +141,40 @@ export class PacketLines {
     return line;
   }
 
+  /**
+   * The text of JSON of what {@link summarizePacket} gives, many times as fast.
+   *
+   * @param view - a loaded view
+   * @param icrcOk - whether the ICRC is right, if known already. Default: it is computed
+   * @param before - members of the object that come first, such as `'"type":"packet"'`
+   */
+  json(view: PacketView, icrcOk: boolean | undefined = view.icrcOk, before: string = ''): string {
+    let text = `{${before}${before === '' ? '' : ','}${this.#jsonBeginning(view)}${view.psn}`;
+    text += `,"length":${view.payloadLength},"ecn":${view.ecn},"dscp":${view.dscp}`;
+    if (view.network !== 'grh') text += `,"srcPort":${view.srcPort}`;
+    if (view.ackReq) text += ',"ackReq":true';
+    if (view.se) text += ',"se":true';
+    const { srcQp, va, syndrome } = view;
+    if (srcQp !== undefined) text += `,"srcQp":${srcQp}`;
+    if (va !== undefined) text += `,"va":"0x${va.toString(16)}","rkey":${view.rkey},"dmaLen":${view.dmaLen}`;
+    if (syndrome !== undefined) text += `,"syndrome":"${syndromes[syndrome]}","msn":${view.msn}`;
+    if (icrcOk !== undefined) text += icrcOk ? ',"icrcOk":true' : ',"icrcOk":false';
+    return `${text}}`;
+  }
+
+  #jsonBeginning(view: PacketView): string {
+    if (view.network !== 4) return jsonBeginning(view);
+    const { json } = this.#route(view);
+    const key = view.destQp * 256 + view.opcode;
+    let begun = json.get(key);
+    if (begun === undefined) {
+      begun = jsonBeginning(view);
+      this.#count();
+      json.set(key, begun);
+    }
+    return begun;
+  }
+
   /** `'10.0.0.1 > 10.0.0.2 QP 0x000011 RC_RDMA_WRITE_ONLY psn '` */
   #beginning(view: PacketView): string {
     if (view.network !== 4) return beginning(`${view.src} > ${view.dst}`, view);
@@ -160,7 +196,7 @@ export class PacketLines {
     let route = this.#routes.get(source)?.get(target);
     if (route === undefined) {
       this.#count();
-      route = { text: `${view.src} > ${view.dst}`, beginnings: new Map() };
+      route = { text: `${view.src} > ${view.dst}`, beginnings: new Map(), json: new Map() };
       const targets = this.#routes.get(source);
       if (targets) targets.set(target, route);
       else this.#routes.set(source, new Map([[target, route]]));
@@ -178,3 +214,6 @@ export class PacketLines {
 // In one piece: a text that was put together is copied piece by piece with each line.
 const beginning = (route: string, view: PacketView) =>
   [route, ' QP 0x', hex24(view.destQp), ' ', view.info.name, ' psn '].join('');
+
+const jsonBeginning = ({ src, dst, info, destQp }: PacketView) =>
+  [`"src":"${src}","dst":"${dst}","opcode":"${info.name}","destQp":`, destQp, ',"psn":'].join('');

@@ -90,6 +90,23 @@ describe('node-rdma decode', () => {
     expect(code).toBe(0);
   });
 
+  it('gives times to the nanosecond, before 2001 and backwards too', async () => {
+    const path = join(folder, 'times.pcap');
+    const bytes = encodePacket({
+      ...{ ethernet: { dst: '02:00:00:00:00:02', src: '02:00:00:00:00:01' } },
+      ...{ ipv4: { src: '10.0.0.1', dst: '10.0.0.2' }, ...write },
+    } as PacketInit);
+    const times = [5n, 999_999_999n, 1_000_000_005n, 1_700_000_000_999_999_999n, 1_700_000_001_000_000_000n, 3n];
+    await writeCapture(
+      path,
+      times.map((timestamp) => ({ timestamp, bytes })),
+    );
+    const packets = jsonLines((await command(['decode', path, '--json'])).stdout).filter(
+      ({ type }) => type === 'packet',
+    );
+    expect(packets.map(({ time }) => time)).toEqual(times.map(String));
+  });
+
   it('diagnoses loss, and shows events', async () => {
     const { stdout } = await command(['decode', fixture('roce-lossy.pcapng'), '--show', 'events']);
     expect(stdout).toMatch(

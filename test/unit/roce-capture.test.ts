@@ -210,6 +210,25 @@ describe('readCapture', () => {
     expect(process.memoryUsage().rss - before).toBeLessThan(100 * 2 ** 20);
   });
 
+  it('reads a file of any size in the memory of a small one', async () => {
+    const path = join(folder, 'long.pcap');
+    const frame = Buffer.alloc(9000, 5);
+    const count = 12_000;
+    await writeCapture(path, Array(count).fill({ timestamp: 1n, bytes: frame }));
+    const peakOf = async (records: number) => {
+      let [seen, peak] = [0, 0];
+      for await (const { end, start } of readCapture(path)) {
+        expect(end - start).toBe(frame.length);
+        if (++seen % 500 === 0) peak = Math.max(peak, process.memoryUsage().rss);
+        if (seen === records) break;
+      }
+      expect(seen).toBe(records);
+      return peak;
+    };
+    const before = await peakOf(1000);
+    expect((await peakOf(count)) - before).toBeLessThan(30 * 2 ** 20);
+  });
+
   it('gives the records before the damage, then ERR_ROCE_TRUNCATED with the place in the file', async () => {
     for (const format of ['pcap', 'pcapng'] as const) {
       const bytes = await encode(frames.slice(0, 3), format);

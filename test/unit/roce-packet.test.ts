@@ -11,7 +11,9 @@ import {
   opcodeTable,
   PacketError,
   type PacketInit,
+  PacketLines,
   PacketView,
+  summarizePacket,
 } from '../../lib/roce/index.ts';
 import { opcodes, Random, randomPacket } from './roce-samples.ts';
 
@@ -107,6 +109,24 @@ describe('encodePacket and decodePacket', () => {
         expect(decoded).toMatchObject(packet as object);
         expect(decoded.icrcOk).toBe(true);
         expect(encodePacket(decoded)).toEqual(bytes);
+      }
+    }
+  });
+
+  it('give the same JSON by PacketLines as by summarizePacket()', () => {
+    const random = new Random(3);
+    const view = new PacketView();
+    const lines = new PacketLines();
+    for (const info of opcodes) {
+      for (let i = 0; i < 4; i++) {
+        const bytes = encodePacket(randomPacket(random, info));
+        // A bad ICRC; cut off.
+        if (i === 1) bytes[bytes.length - 1]! ^= 1;
+        expect(view.load(bytes, 0, bytes.length - (i === 2 ? 1 : 0), LinkType.ETHERNET, bytes.length)).toBe(true);
+        const summary = summarizePacket(view);
+        expect(lines.json(view)).toBe(JSON.stringify(summary));
+        // What it has kept of the first time.
+        expect(lines.json(view, view.icrcOk, '"a":"b"')).toBe(JSON.stringify({ a: 'b', ...summary }));
       }
     }
   });
