@@ -29,6 +29,7 @@ const entries = [
   'perf/perf',
   'perf/ping',
   'perf/pingpong',
+  'plot/chart',
   'verbs/flow-spec',
 ];
 

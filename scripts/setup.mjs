@@ -25,6 +25,8 @@ export const packages = {
       'python3-pyverbs',
       'tcpdump',
       'tshark',
+      'ethtool',
+      'zsh',
     ],
     ...[qemu, 'busybox-static', 'cpio', 'kmod', 'xz-utils', 'zstd', 'iproute2'],
   ],

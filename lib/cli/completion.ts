@@ -31,25 +31,37 @@ function choices(command: Command): [string, readonly string[]][] {
 
 function completionScript(program: Command, isZsh: boolean): string {
   const all = paths(program);
-  const cases = all.map(([path, command]) => `    '${path}') words='${candidates(command).join(' ')}' ;;`);
+  const cases = all.map(([path, command]) => `    '${path}') offer='${candidates(command).join(' ')}' ;;`);
   const values = new Map(choices(program));
-  const valueCases = [...values].map(([option, words]) => `    ${option}) words='${words.join(' ')}' ;;`);
+  const valueCases = [...values].map(([option, words]) => `    ${option}) offer='${words.join(' ')}' ;;`);
   const known = all.map(([path]) => `'${path}'`).join('|');
-  return `${isZsh ? 'autoload -U +X bashcompinit && bashcompinit\n' : ''}_node_rdma() {
-  local word path='' words='' current="\${COMP_WORDS[COMP_CWORD]}" previous="\${COMP_WORDS[COMP_CWORD-1]}"
-  for word in "\${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "\${path:+$path }$word" in
-    ${known}) path="\${path:+$path }$word" ;;
-    vm\\ *) return ;;
+  // Arrays of zsh begin at 1, and its `path` and `words` are its own.
+  const shell = isZsh
+    ? {
+        before: `"\${(@)words[2,CURRENT-1]}"`,
+        previous: `"\${words[CURRENT-1]}"`,
+        other: '_default; return',
+        end: `  compadd -- \${=offer} || _default\n}\ncompdef _node_rdma node-rdma`,
+      }
+    : {
+        before: `"\${COMP_WORDS[@]:1:COMP_CWORD-1}"`,
+        previous: `"\${COMP_WORDS[COMP_CWORD-1]}"`,
+        other: 'return',
+        end: `  COMPREPLY=($(compgen -W "$offer" -- "\${COMP_WORDS[COMP_CWORD]}"))\n}\ncomplete -o default -F _node_rdma node-rdma`,
+      };
+  return `_node_rdma() {
+  local word name='' offer=''
+  for word in ${shell.before}; do
+    case "\${name:+$name }$word" in
+    ${known}) name="\${name:+$name }$word" ;;
+    vm\\ *) ${shell.other} ;;
     esac
   done
-  case "$path" in
+  case "$name" in
 ${cases.join('\n')}
   esac
-  case "$previous" in
+  case ${shell.previous} in
 ${valueCases.join('\n')}
   esac
-  COMPREPLY=($(compgen -W "$words" -- "$current"))
-}
-complete -o default -F _node_rdma node-rdma`;
+${shell.end}`;
 }

@@ -79,9 +79,11 @@ function tickText(value: number, log: Axis['log']): string {
     ].find(([size]) => value >= (size as number));
     return unit === undefined ? String(value) : `${value / (unit[0] as number)} ${unit[1]}`;
   }
+  // Powers of ten are not exact.
+  const rounded = Number(value.toPrecision(6));
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6))
-    return value.toExponential().replace('e+', 'e');
-  return String(Number(value.toPrecision(6)));
+    return rounded.toExponential().replace('e+', 'e');
+  return String(rounded);
 }
 
 /**

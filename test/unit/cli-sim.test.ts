@@ -91,6 +91,13 @@ describe('drawChart', () => {
     expect(unbalanced(svg)).toEqual([]);
   });
 
+  it('labels powers of ten shortly', () => {
+    const points = [1e-7, 1e-4, 0.01, 1e7].map((x) => [x, x] as const);
+    const svg = drawChart({ ...chart, x: { label: '', log: 10 }, series: [{ name: 'a', points }] });
+    const labels = [...svg.matchAll(/text-anchor="middle">([^<]+)<\/text>/g)].map(([, text]) => text);
+    expect(labels.slice(0, 8)).toEqual(['1e-7', '1e-5', '0.001', '0.1', '10', '1000', '100000', '1e7']);
+  });
+
   it('leaves gaps for what is no number, and draws nothing without values', () => {
     const points = [[2, 1] as const, [4, Number.NaN] as const, [8, 2] as const];
     expect(drawChart({ ...chart, series: [{ name: 'a', points }] }).match(/<polyline/g)).toHaveLength(2);

@@ -61,6 +61,22 @@ describe('node-rdma completion', () => {
     expect(await offered('decode', '--show', '')).toEqual(['packets', 'events', 'flows']);
   });
 
+  it('makes zsh offer the same', async () => {
+    /** What its function gives to zsh, which takes what fits. */
+    const given = async (...words: string[]) => {
+      const script = `compdef() { :; }; compadd() { shift; print -l -- "$@"; }; source <("$0" "$1" completion zsh)
+words=(node-rdma ${words.map((word) => `'${word}'`).join(' ')}); CURRENT=$#words; _node_rdma`;
+      const line = `exec zsh -fc '${script.replaceAll("'", "'\\''")}' '${process.execPath}' '${main}'`;
+      const { code, stdout, stderr } = await command([], { shell: line });
+      expect([code, stderr]).toEqual([0, '']);
+      return stdout.split('\n').filter(Boolean);
+    };
+    expect(await given('dev')).toEqual(expect.arrayContaining(['devices', 'devinfo', 'vm', '--version']));
+    expect(await given('gids', '--j')).toEqual(['--json', '--help']);
+    expect(await given('decode', '--show', '')).toEqual(['packets', 'events', 'flows']);
+    expect(await given('softroce', 'add', '')).toEqual(['--json', '--help']);
+  });
+
   it('knows no other shell', async () => {
     expect(await command(['completion', 'cmd'])).toMatchObject({ code: 2, stdout: '' });
   });

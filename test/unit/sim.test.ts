@@ -1,3 +1,5 @@
+import { execFileSync } from 'node:child_process';
+import { fileURLToPath } from 'node:url';
 import { describe, expect, it } from 'vitest';
 import {
   deadlockScenario,
@@ -46,6 +48,13 @@ function goBackN(loss: number, window: number, packets: number, random: Random):
   }
   return packets / sent;
 }
+
+describe('the charts beside Soft-RoCE', () => {
+  it('are those of the data and of the models as they are', () => {
+    const script = fileURLToPath(new URL('../../scripts/calibrate.mjs', import.meta.url));
+    execFileSync(process.execPath, [script, '--check'], { stdio: ['ignore', 'ignore', 'pipe'] });
+  });
+});
 
 describe('simulateLoss', () => {
   it('loses over a third of the capacity at 0.1 % loss with 1000 packets in flight', () => {
