@@ -69,6 +69,13 @@ const steps = {
     through: [...inVm('dmabuf', 'rxe'), '--env', 'RDMA_TEST_DMABUF=1', '--rxe-dmabuf'],
     more: ['test/device/dmabuf', 'test/device/gpu'],
   }),
+  // What is different on iWARP, and what iWARP can do of the connection manager's.
+  siw: suite('siw', 'device', {
+    tool: 'gcc-12',
+    needs: ['drivers', 'vm-tests'],
+    through: [...inVm('siw', 'siw'), '--siw'],
+    more: ['test/device/siw', 'test/device/cm-interop.test'],
+  }),
   sanitized: { builds: true, command: script('build', '--sanitize') },
   tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
   // The whole suite runs with the sanitizers. Without them, what shows at full size and speed only: leaks in ten thousand

@@ -2,9 +2,10 @@ import { constants } from 'node:os';
 import { abortSignal, instance, integer, oneOf, readOptions, stateError, valueError } from '../args.ts';
 import { RdmaClosedError, RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
-import { CmEventType, EventType, McJoinFlag, type PortSpace, QpState, TransportType } from '../native/constants.gen.ts';
+import { CmEventType, EventType, McJoinFlag, type PortSpace, QpState } from '../native/constants.gen.ts';
 import type { CmAddressInfo, CmIdHandle, NativeCmId } from '../native/native-cm.ts';
 import type { Context } from '../verbs/context.ts';
+import { isIwarp } from '../verbs/iwarp.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import { namedAttributes, type QpAttr } from '../verbs/qp-attributes.ts';
 import type { QpInitAttr } from '../verbs/qp-init-attr.ts';
@@ -253,6 +254,8 @@ export class CmId extends Resource {
     const ends = [E.ESTABLISHED, E.CONNECT_RESPONSE];
     const event = await this.#step({ operation: 'rdma_connect', ends, fails: CONNECT_FAILS, start }, signal);
     const { qp } = this;
+    // On iWARP it is the transport that takes it to RTS.
+    if (event.type === E.ESTABLISHED) qp?.query();
     if (event.type !== E.CONNECT_RESPONSE || qp === undefined) return event;
     try {
       await connectCmQp(this, qp);
@@ -297,6 +300,7 @@ export class CmId extends Resource {
     try {
       const fails = [...CONNECT_FAILS, E.DISCONNECTED];
       await this.#step({ operation: 'rdma_accept', ends: [E.ESTABLISHED], fails, start }, signal);
+      if (isIwarp(id)) qp?.query();
     } catch (error) {
       await failCmQp(qp);
       throw error;
@@ -347,10 +351,9 @@ export class CmId extends Resource {
    */
   async disconnect(options: { signal?: AbortSignal } = {}): Promise<void> {
     const { signal } = readOptions(options, 'options', ['signal']);
-    const { transportType } = this.#query();
     const { qp } = this;
     // An iWARP queue pair drains first, and is closed by its transport.
-    if (qp) await qp.modify({ qpState: transportType === TransportType.IWARP ? QpState.SQD : QpState.ERR });
+    if (qp) await qp.modify({ qpState: isIwarp(qp.context) ? QpState.SQD : QpState.ERR });
     this.requireOpen();
     if (this.#isDisconnected) {
       binding().disconnectCmId(this.#handle);

@@ -1,6 +1,7 @@
 import { boolean, instance, integer, readOptions, typeError, valueError } from '../args.ts';
-import { PortSpace, TransportType } from '../native/constants.gen.ts';
+import { PortSpace } from '../native/constants.gen.ts';
 import type { NativeCmId, NativeConnParam } from '../native/native-cm.ts';
+import { isIwarp } from '../verbs/iwarp.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 
 /** The parameters of a connection: `struct rdma_conn_param`. */
@@ -34,9 +35,12 @@ const limits = {
   datagrams: { connect: 180, accept: 136, reject: 136 },
 } as const;
 
+// librdmacm takes 255, of which four are for the depths of both sides (RFC 6581): siw counts in one byte, and would wrap around.
+const IWARP_LIMIT = 251;
+
 /**
  * How many bytes of private data a message of the InfiniBand connection manager has room for, which is the one of RoCE
- * too. (iWARP has room for 255, and librdmacm takes no more.)
+ * too. (iWARP has room for 251.)
  *
  * @param message - `'connect'`: 56, or 180 with datagrams. `'accept'`: 196, or 136. `'reject'`: 148, or 136
  * @param portSpace - `PortSpace.TCP` (the default) and `IB` are connected, `UDP` and `IPOIB` are datagrams
@@ -86,7 +90,7 @@ export function privateData(
 ): Uint8Array | null {
   if (value === undefined) return null;
   const data = instance(value, name, Uint8Array);
-  const limit = id.transportType === TransportType.IWARP ? 255 : privateDataLimit(message, id.portSpace as PortSpace);
+  const limit = isIwarp(id) ? IWARP_LIMIT : privateDataLimit(message, id.portSpace as PortSpace);
   if (data.length > limit) {
     throw valueError(`${name} has ${data.length} bytes, and this message has room for ${limit}`);
   }

@@ -2,6 +2,7 @@
 import { WorkCompletionError } from '../errors.ts';
 import { nameOf } from '../inspect.ts';
 import { AccessFlags, LinkLayer, WcStatus, WrOpcode } from '../native/constants.gen.ts';
+import { isIwarp } from '../verbs/iwarp.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 import type { SendWr } from '../verbs/send-wr.ts';
 import { wcStatusName, wcStatusStr } from '../verbs/text.ts';
@@ -39,7 +40,12 @@ function causesOf(
   const { remote } = wr as SendWr;
   switch (status) {
     case WcStatus.WR_FLUSH_ERR:
-      return first && [`not executed, since the connection had ended: ${first.message}`];
+      return (
+        first && [
+          `not executed, since the connection had ended: ${first.message}`,
+          ...(isIwarp(qp.context) ? [IWARP_ENDS] : []),
+        ]
+      );
     case WcStatus.RETRY_EXC_ERR:
       return noAnswer(qp);
     case WcStatus.RNR_RETRY_EXC_ERR:
@@ -59,13 +65,16 @@ function causesOf(
             `the peer refused ${bytes} bytes at ${remote.describe()}: it takes no request of that kind, or not of that length`,
           ]
         : [`the peer's receive is shorter than the ${bytes} bytes of the message, or its memory lacks LOCAL_WRITE`];
-    case WcStatus.LOC_PROT_ERR:
+    case WcStatus.LOC_PROT_ERR: {
+      const isSink = 'opcode' in wr && wr.opcode === WrOpcode.RDMA_READ;
+      const right = isSink && isIwarp(qp.context) ? 'LOCAL_WRITE or REMOTE_WRITE' : 'LOCAL_WRITE';
       return slicesOf(wr).map(
-        (slice) => `${slice.describe()} is not in an open region, or the region lacks LOCAL_WRITE where bytes come in`,
+        (slice) => `${slice.describe()} is not in an open region, or the region lacks ${right} where bytes come in`,
       );
+    }
     case WcStatus.LOC_QP_OP_ERR:
-      // What Soft-RoCE says of such a receive.
-      if ('opcode' in wr) return undefined;
+      // What siw says of a request that the peer's end has come between, and Soft-RoCE of such a receive.
+      if ('opcode' in wr) return isIwarp(qp.context) ? [IWARP_ENDS] : undefined;
       return [
         ...slicesOf(wr)
           .filter((slice) => (slice.region.access & AccessFlags.LOCAL_WRITE) === 0)
@@ -78,6 +87,10 @@ function causesOf(
       return undefined;
   }
 }
+
+const IWARP_ENDS =
+  'iWARP has no answer for a message without a receive, or for a key, range or right that is refused: the connection ends, ' +
+  'and what was written or sent may have been done or not';
 
 function rightOf({ opcode }: SendWr): string {
   if (opcode === WrOpcode.RDMA_READ) return 'READ';

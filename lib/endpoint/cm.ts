@@ -10,11 +10,12 @@ import { CmEventType, QpState } from '../native/constants.gen.ts';
 import type { QpCap } from '../native/native.ts';
 import type { CmAddressInfo } from '../native/native-cm.ts';
 import { threadMark } from '../thread.ts';
+import { isIwarp } from '../verbs/iwarp.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import { RETRIES } from './connect.ts';
-import { Endpoint, endpointOptions } from './endpoint.ts';
-import { createEndpointQp, endpointCap, type FirstRecvs, firstRecvs } from './endpoint-qp.ts';
+import { Endpoint } from './endpoint.ts';
+import { createEndpointQp, endpointCap, endpointOptions, type FirstRecvs, firstRecvs } from './endpoint-qp.ts';
 
 /** How an endpoint is made by the connection manager. */
 export interface CmEndpointOptions {
@@ -23,8 +24,8 @@ export interface CmEndpointOptions {
   /** Capacities of the queue pair. Defaults: as `pd.createQp()`, and up to 64 bytes inline where the device can. */
   cap?: Partial<QpCap>;
   /**
-   * Sent along to the peer: up to 56 bytes with `connect()`, 196 with `accept()`. It arrives with zeros behind it, in
-   * `request.privateData` and `endpoint.privateData`: use `encodePrivateData()` where the length matters.
+   * Sent along to the peer: up to 56 bytes with `connect()`, 196 with `accept()`, 251 on iWARP. It arrives with zeros behind
+   * it, in `request.privateData` and `endpoint.privateData`: use `encodePrivateData()` where the length matters.
    */
   privateData?: Uint8Array;
   /**
@@ -36,7 +37,10 @@ export interface CmEndpointOptions {
   responderResources?: number;
   /** RDMA reads and atomics to have under way at once. Default: as many as both devices can. */
   initiatorDepth?: number;
-  /** Retries after a timeout, 0 to 7. Default 6: Soft-RoCE takes 7 for "without end", and never tells of a dead peer. */
+  /**
+   * Retries after a timeout, 0 to 7. Default 6: Soft-RoCE takes 7 for "without end", and never tells of a dead peer. This and the
+   * two below mean nothing on iWARP.
+   */
   retryCount?: number;
   /** Retries after receiver not ready; 7 is without end. Default 7. */
   rnrRetryCount?: number;
@@ -127,7 +131,7 @@ export async function connect(options: CmConnectOptions): Promise<Endpoint> {
       id.setOption({ ...(tos !== undefined && { tos }), ...(ackTimeout !== undefined && { ackTimeout }) });
       await resolveAddrUntil(id, { address, port }, { ...src, signal });
       await id.resolveRoute({ timeoutMs: prepared.timeoutMs, signal });
-      return await join(id, prepared, async () => {
+      return await join(id, prepared, false, async () => {
         const { conn } = await id.connect(prepared.param, { signal });
         return conn?.privateData ?? Buffer.alloc(0);
       });
@@ -258,7 +262,7 @@ export class ConnectionRequest {
     return within(prepared, async (signal) => {
       id.migrate(connections());
       try {
-        return await join(id, prepared, async () => {
+        return await join(id, prepared, true, async () => {
           await id.accept(prepared.param, { signal });
           return this.privateData;
         });
@@ -343,7 +347,12 @@ async function found(host: string, signal: AbortSignal): Promise<string> {
 }
 
 // Makes the queue pair and its endpoint, and does the step that connects them.
-async function join(id: CmId, prepared: Prepared, step: () => Promise<Buffer>): Promise<Endpoint> {
+async function join(
+  id: CmId,
+  prepared: Prepared,
+  hasAccepted: boolean,
+  step: () => Promise<Buffer>,
+): Promise<Endpoint> {
   const { pd, cap, recvs, minRnrTimer, how } = prepared;
   const qp = await createEndpointQp(pd, cap, (attr) => id.createQp(pd, attr));
   const endpoint = new Endpoint(qp, undefined, how);
@@ -367,9 +376,9 @@ async function join(id: CmId, prepared: Prepared, step: () => Promise<Buffer>): 
   try {
     endpoint.postInitial(recvs);
     const privateData = await step();
-    // The connection manager's own is 0: 655 ms.
-    await qp.modify({ qpState: QpState.RTS, minRnrTimer });
-    endpoint.connected(privateData, { disconnect: farewell, close: () => leave(id) });
+    // The connection manager's own is 0: 655 ms. iWARP has none.
+    if (!isIwarp(pd.context)) await qp.modify({ qpState: QpState.RTS, minRnrTimer });
+    endpoint.connected(privateData, { disconnect: farewell, close: () => leave(id), hasAccepted });
   } catch (error) {
     qp.close();
     qp.sendCq.close();

@@ -4,6 +4,7 @@ import { environmentNumber, instance, integer, oneOf, readOptions, typeError, ui
 import { RdmaError } from '../errors.ts';
 import { AccessFlags, LinkLayer, Mtu, PortState, QpState } from '../native/constants.gen.ts';
 import { formatGid, parseGid } from '../verbs/gid.ts';
+import { requireNoIwarp } from '../verbs/iwarp.ts';
 import type { QpAttr } from '../verbs/qp-attributes.ts';
 import { QueuePair } from '../verbs/queue-pair.ts';
 
@@ -101,10 +102,11 @@ export function checkConnectOptions(o: ConnectOptions): void {
  * What the peer of a queue pair has to know, with a fresh random PSN. Make it once a connection, send it over, and give
  * it to `connectQueuePair()` together with the peer's.
  *
- * @throws RdmaError ENETDOWN when the port is not active; ENOENT when it has no usable GID
+ * @throws RdmaError ENETDOWN when the port is not active; ENOENT when it has no usable GID; EOPNOTSUPP on iWARP
  */
 export function connectionInfo(qp: QueuePair, options: ConnectOptions = {}): ConnectionInfo {
   instance(qp, 'qp', QueuePair);
+  requireNoIwarp(qp.context);
   const o = readOptions(options, 'options', connectOptionNames);
   checkConnectOptions(o);
   const { portNum = 1, gidIndex, maxRdAtomic = 16 } = o;
@@ -134,7 +136,7 @@ export function connectionInfo(qp: QueuePair, options: ConnectOptions = {}): Con
  * @param local - what `connectionInfo(qp, options)` gave
  * @param remote - what the peer's gave there
  * @param options - the same as for `connectionInfo()`. `beforeRtr`: called in the state INIT
- * @throws RdmaError EINVAL explained as by `qp.modify()`; TypeError ERR_INVALID_ARG_VALUE when the two sides do not fit
+ * @throws RdmaError EINVAL explained as by `qp.modify()`; EOPNOTSUPP on iWARP; TypeError ERR_INVALID_ARG_VALUE when the two sides do not fit
  */
 export async function connectQueuePair(
   qp: QueuePair,
@@ -144,6 +146,7 @@ export async function connectQueuePair(
 ): Promise<void> {
   const o = readOptions(options, 'options', [...connectOptionNames, 'beforeRtr']);
   instance(qp, 'qp', QueuePair);
+  requireNoIwarp(qp.context);
   checkInfo(local, 'local');
   checkInfo(remote, 'remote');
   checkConnectOptions(o);

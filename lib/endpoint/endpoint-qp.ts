@@ -1,5 +1,5 @@
 import { setImmediate } from 'node:timers/promises';
-import { typeError } from '../args.ts';
+import { integer, typeError } from '../args.ts';
 import type { QpCap } from '../native/native.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import type { ProtectionDomain } from '../verbs/protection-domain.ts';
@@ -24,6 +24,24 @@ export function firstRecvs({ recvs }: { recvs?: FirstRecvs }): FirstRecvs {
 export function endpointCap(cap: Partial<QpCap> | undefined): Partial<QpCap> {
   qpCap(cap, 'options.cap', { maxSendWr: 128, maxRecvWr: 128, maxSendSge: 1, maxRecvSge: 1, maxInlineData: 64 });
   return cap ?? {};
+}
+
+/** Operations that may wait for their turn by default, in each direction: some megabytes of promises. */
+const MAX_WAITING = 16_384;
+
+/** The options of an endpoint among those that one is made with, checked. @internal */
+export function endpointOptions({ maxWaiting = MAX_WAITING }: { maxWaiting?: number }): { maxWaiting: number } {
+  return { maxWaiting: integer(maxWaiting, 'options.maxWaiting', 0, 2 ** 24) };
+}
+
+/** What an endpoint's queue pair was connected by, where that has an end. @internal */
+export interface Connection {
+  /** Tells the peer that it ends, and puts the queue pair into the error state. */
+  disconnect(): Promise<void>;
+  /** Lets go of it. */
+  close(): void;
+  /** Whether this side has accepted it, and the peer has asked for it. */
+  hasAccepted: boolean;
 }
 
 /**

@@ -9,6 +9,7 @@ import {
 } from '../errors.ts';
 import { type Inspecting, shown, word } from '../inspect.ts';
 import { AccessFlags, QpState, SendFlags, WcFlags, WcStatus, WrOpcode } from '../native/constants.gen.ts';
+import { isIwarp } from '../verbs/iwarp.ts';
 import { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
 import type { MemoryWindow } from '../verbs/memory-window.ts';
 import { QueuePair } from '../verbs/queue-pair.ts';
@@ -18,29 +19,14 @@ import type { WorkCompletion } from '../verbs/work-completion.ts';
 import { batchOf, inlineFlag } from './batch.ts';
 import { failureOf } from './causes.ts';
 import { CompletionLoop } from './completion-loop.ts';
-import type { FirstRecvs } from './endpoint-qp.ts';
+import { type Connection, endpointOptions, type FirstRecvs } from './endpoint-qp.ts';
 import { type OperationOptions, Operations, type Received } from './operations.ts';
 import { abortable, outcomeOf } from './outcomes.ts';
 import { NOTHING, RECV, type Request, RequestQueue, told } from './request-queue.ts';
 import { Scope } from './scope.ts';
 import { checkSharedAccess, SharedMemory, windowOf } from './shared-memory.ts';
 
-/** What an endpoint's queue pair was connected by, where that has an end. @internal */
-export interface Connection {
-  /** Tells the peer that it ends, and puts the queue pair into the error state. */
-  disconnect(): Promise<void>;
-  /** Lets go of it. */
-  close(): void;
-}
-
 const operationOptionNames = ['fence', 'solicited', 'signaled', 'signal'];
-/** Operations that may wait for their turn by default, in each direction: some megabytes of promises. */
-const MAX_WAITING = 16_384;
-
-/** The options of an endpoint among those that one is made with. @internal */
-export function endpointOptions({ maxWaiting = MAX_WAITING }: { maxWaiting?: number }): { maxWaiting: number } {
-  return { maxWaiting: integer(maxWaiting, 'options.maxWaiting', 0, 2 ** 24) };
-}
 
 // What a device takes to flush: it does so at once, or not at all.
 const FLUSH_MS = 2000;
@@ -251,6 +237,11 @@ export class Endpoint extends Operations {
     this.#connection = connection;
   }
 
+  /** Whether the peer must send first: on iWARP, to the side that has accepted (RFC 5044). @internal */
+  get listensFirst(): boolean {
+    return this.#connection?.hasAccepted === true && isIwarp(this.qp.context);
+  }
+
   /** The peer has ended the connection, or the device is gone: what is under way is flushed. @internal */
   peerLeft(reason: Error = new RdmaPeerLeftError()): void {
     if (!this.qp.closed) this.#fail(reason);
@@ -304,9 +295,12 @@ export class Endpoint extends Operations {
       // The device is gone, and close() gives up waiting.
     }
     this.#loop.pump();
+    // siw flushes what is there at that time, and says nothing of what is posted later, by who does not know yet.
+    if (isIwarp(this.qp.context)) setTimeout(() => this.#abandon(), FLUSH_MS).unref();
   }
 
-  #abandon(error: Error): void {
+  // Without an error: with why the connection has ended.
+  #abandon(error?: Error): void {
     this.#sends.abandon(error);
     this.#recvs.abandon(error);
   }
@@ -430,8 +424,11 @@ export class Endpoint extends Operations {
       request.resolve({ byteLen: wc.byteLen, immData });
       return;
     }
+    const isFlushed = status === WcStatus.WR_FLUSH_ERR;
+    // On iWARP this comes before the event that says so.
+    if (isFlushed && !this.#end && !this.#closing && isIwarp(this.qp.context)) this.#fail(new RdmaPeerLeftError());
     const error = failureOf(this.qp, request, wc, this.#end?.reason);
-    if (!this.#end && !(this.#closing && status === WcStatus.WR_FLUSH_ERR)) this.#fail(error);
+    if (!this.#end && !(this.#closing && isFlushed)) this.#fail(error);
     request.reject(error);
   }
 

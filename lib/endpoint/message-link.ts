@@ -64,9 +64,13 @@ export class MessageLink {
     this.#kind = kind;
     this.#events = events;
     ring.receives.forEach((slot, i) => this.#receive(slot, endpoint.recvs[i] as Promise<Received>));
-    const { buffers, bufferBytes, maxMessageBytes } = ring.limits;
+    if (!endpoint.listensFirst) this.#greet();
+  }
+
+  #greet(): void {
+    const { buffers, bufferBytes, maxMessageBytes } = this.#ring.limits;
     this.#postControl(FrameType.HELLO, (body) => {
-      writeHello(body, { kind, buffers, controls: CONTROLS, bufferBytes, maxMessageBytes });
+      writeHello(body, { kind: this.#kind, buffers, controls: CONTROLS, bufferBytes, maxMessageBytes });
       return HELLO_BYTES;
     }).catch(this.#events.fail);
   }
@@ -230,6 +234,7 @@ export class MessageLink {
       const theirs = kindNames[peer.kind] ?? `something unknown (${peer.kind})`;
       throw new RdmaProtocolError('KIND', `it speaks ${theirs}, and this side ${kindNames[this.#kind]}`);
     }
+    if (this.#endpoint.listensFirst) this.#greet();
     this.#peer = peer;
     this.#controls = peer.controls;
     this.#events.hello(peer);

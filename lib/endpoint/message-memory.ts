@@ -1,5 +1,6 @@
 import { instance, integer, readOptions, stateError, valueError } from '../args.ts';
 import type { QpCap } from '../native/native.ts';
+import { sinkAccess } from '../verbs/iwarp.ts';
 import type { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import type { Endpoint } from './endpoint.ts';
@@ -200,7 +201,7 @@ export class Landing {
         this.#bytes += size;
         let region: MemoryRegion;
         try {
-          region = await this.#pd.alloc(size);
+          region = await this.#pd.alloc(size, { access: sinkAccess(this.#pd.context) });
         } catch (error) {
           this.#bytes -= size;
           throw error;

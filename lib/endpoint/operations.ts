@@ -43,7 +43,7 @@ export abstract class Operations {
    *
    * @param local - the bytes of the message. Default none: a message of 0 bytes
    * @param options - as all operations; and `immData`: 32 bits in host byte order, which the receive gets. Default none
-   * @returns when the peer's NIC has acknowledged it: it is in its memory, if perhaps not looked at
+   * @returns when the peer's NIC has acknowledged it: it is in its memory, if perhaps not looked at (on iWARP: when it has left)
    * @see ibv_post_send(3), IBV_WR_SEND and IBV_WR_SEND_WITH_IMM
    */
   send(local?: MemorySlice, options?: OperationOptions & { immData?: number }): Promise<void> {
@@ -96,7 +96,8 @@ export abstract class Operations {
   /**
    * Reads the peer's memory into local memory.
    *
-   * @param local - where to; its region needs LOCAL_WRITE. As many bytes are read as it has
+   * @param local - where to; its region needs LOCAL_WRITE, for adapters of iWARP REMOTE_WRITE too. As many
+   *   bytes are read as it has
    * @param remote - what to read, at least as long; its region needs REMOTE_READ
    * @see ibv_post_send(3), IBV_WR_RDMA_READ
    */

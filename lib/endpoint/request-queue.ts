@@ -199,10 +199,18 @@ export class RequestQueue<Wr extends SendWr | RecvWr> implements Using {
     this.#refusal = refusal;
   }
 
-  /** Nothing will complete any more. */
-  abandon(error: Error): void {
-    while (this.length > 0) settle(this.#shift(), error);
-    for (const request of this.#waiting) this.#settleWaiting(request, error);
+  /**
+   * Nothing will complete any more.
+   *
+   * @param error - what the requests reject with. Default: the refusal of `end()`
+   */
+  abandon(error?: Error): void {
+    const reason = (request: Request<Wr>) => error ?? (this.#refusal?.(request) as Error);
+    while (this.length > 0) {
+      const request = this.#shift();
+      settle(request, reason(request));
+    }
+    for (const request of this.#waiting) this.#settleWaiting(request, reason(request));
   }
 
   #settleWaiting(request: Request<Wr>, error: Error): void {

@@ -6,6 +6,7 @@ import { RdmaClosedError } from '../errors.ts';
 import { type Inspecting, shown } from '../inspect.ts';
 import type { QpCap } from '../native/native.ts';
 import { threadMark } from '../thread.ts';
+import { requireNoIwarp } from '../verbs/iwarp.ts';
 import type { MemorySlice } from '../verbs/memory-region.ts';
 import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
@@ -19,8 +20,8 @@ import {
   decodeConnectionInfo,
   encodeConnectionInfo,
 } from './connect.ts';
-import { Endpoint, endpointOptions } from './endpoint.ts';
-import { createEndpointQp, endpointCap, type FirstRecvs, firstRecvs } from './endpoint-qp.ts';
+import { Endpoint } from './endpoint.ts';
+import { createEndpointQp, endpointCap, endpointOptions, type FirstRecvs, firstRecvs } from './endpoint-qp.ts';
 
 // What travels, in both directions: the length of a frame (u16, network order), the connection info, the private data.
 // Then one byte each way, when the queue pair has reached RTS: nobody sends to one that cannot receive.
@@ -229,6 +230,7 @@ interface Prepared {
 function prepare(o: EndpointOptions): Prepared {
   const pd = instance(o.pd, 'options.pd', ProtectionDomain);
   pd.requireOpen();
+  requireNoIwarp(pd.context);
   const privateData =
     typeof o.privateData === 'string' ? Buffer.from(o.privateData) : (o.privateData ?? Buffer.alloc(0));
   if (!(privateData instanceof Uint8Array))

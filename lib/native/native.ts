@@ -53,6 +53,7 @@ export interface NativeMr {
 export interface NativeContext {
   handle: ContextHandle;
   name: string;
+  transportType: number;
   numCompVectors: number;
   cmdFd: number;
 }

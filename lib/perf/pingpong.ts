@@ -9,6 +9,7 @@ import { GRH_BYTES } from '../verbs/address-handle.ts';
 import type { Context } from '../verbs/context.ts';
 import { openDevice } from '../verbs/device.ts';
 import { formatGid, parseGid } from '../verbs/gid.ts';
+import { requireNoIwarp } from '../verbs/iwarp.ts';
 import type { QpAttr } from '../verbs/qp-attributes.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 import { checkCompletion, giveTurn, isTurnDue, nextCompletions } from './spin.ts';
@@ -112,6 +113,7 @@ class Game {
 
   constructor(context: Context, options: PingpongOptions) {
     const { transport, portNum, gidIndex, rxDepth } = options;
+    requireNoIwarp(context);
     this.#o = options;
     this.#isUd = transport === 'ud';
     const port = context.queryPort(portNum);

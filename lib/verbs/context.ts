@@ -33,7 +33,7 @@ export class Context extends DeviceQueries {
 
   /** @internal */
   constructor(native: NativeContext) {
-    super(native.name, native.handle);
+    super(native);
     this.cmdFd = native.cmdFd;
     const self = new WeakRef(this);
     this.events = new AsyncEvents(native.handle, () => self.deref()?.lose());

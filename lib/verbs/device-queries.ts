@@ -2,7 +2,7 @@ import { constants } from 'node:os';
 import { environmentNumber, integer, readOptions, string } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding, verbs } from '../native/binding.ts';
-import type { ContextHandle, NativeGidEntry } from '../native/native.ts';
+import type { ContextHandle, NativeContext, NativeGidEntry } from '../native/native.ts';
 import {
   type DeviceAttr,
   type DeviceAttrEx,
@@ -20,13 +20,16 @@ import { sysfsGidTable } from './sysfs-gid-table.ts';
 export abstract class DeviceQueries extends Resource {
   /** The device's name. */
   readonly name: string;
+  /** One of `TransportType`: what it speaks, InfiniBand (and RoCE) or iWARP. */
+  readonly transportType: number;
   /** @internal */
   readonly handle: ContextHandle;
 
   /** @internal */
-  constructor(name: string, handle: ContextHandle) {
+  constructor({ name, transportType, handle }: NativeContext) {
     super([]);
     this.name = name;
+    this.transportType = transportType;
     this.handle = handle;
   }
 

@@ -149,6 +149,12 @@ export abstract class PostList<Wr extends object> {
     this.#held[index] = regions.length > 1 ? regions : (regions[0] ?? null);
   }
 
+  /** Writes a scatter/gather list of one element, of no bytes. @internal */
+  protected encodeNothing(index: number): void {
+    const at = this.#firstSge + index * this.#maxSge * SGE_WORDS;
+    this.words.fill(0, at, at + SGE_WORDS);
+  }
+
   /** Holds one thing more for a request than its memory. @internal */
   protected alsoHold(index: number, resource: Resource): void {
     const held = this.#held[index] as Held;

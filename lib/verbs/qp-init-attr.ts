@@ -3,6 +3,7 @@ import { RdmaError } from '../errors.ts';
 import { QpCreateFlags, QpType, SendOpsFlags } from '../native/constants.gen.ts';
 import type { NativeQpInitAttr, QpCap } from '../native/native.ts';
 import { CompletionQueue } from './completion-queue.ts';
+import { isIwarp } from './iwarp.ts';
 import { withinLimits } from './limits.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import { qpCap } from './qp-attributes.ts';
@@ -120,7 +121,8 @@ export function checkInitAttr(pd: ProtectionDomain, attr: QpInitAttr, types = TY
 }
 
 /** Creates one, and says of an error what it may be about. @internal */
-export function explained<T>(pd: ProtectionDomain, { cap, sendOpsFlags = 0 }: NativeQpInitAttr, create: () => T): T {
+export function explained<T>(pd: ProtectionDomain, attr: NativeQpInitAttr, create: () => T): T {
+  const { cap, qpType, sendOpsFlags = 0 } = attr;
   const wanted = [
     ['attr.cap.maxSendWr', cap.maxSendWr, 'maxQpWr'],
     ['attr.cap.maxRecvWr', cap.maxRecvWr, 'maxQpWr'],
@@ -131,7 +133,9 @@ export function explained<T>(pd: ProtectionDomain, { cap, sendOpsFlags = 0 }: Na
   try {
     return withinLimits(pd.context, wanted, 'maxQp', create);
   } catch (error) {
-    if (!(error instanceof RdmaError) || error.code !== 'EOPNOTSUPP' || young.length === 0) throw error;
+    if (!(error instanceof RdmaError) || error.code !== 'EOPNOTSUPP') throw error;
+    if (isIwarp(pd.context) && qpType !== QpType.RC) throw error.explained('iWARP has reliable connections (RC) only');
+    if (young.length === 0) throw error;
     throw error.explained(`of sendOpsFlags, ${young.join(', and ')}; not every device has it`);
   }
 }

@@ -1,6 +1,7 @@
 import { integer, rangeError, readOptions, typeError, valueError } from '../args.ts';
 import { Layout } from '../native/layout.gen.ts';
 import type { SharedList } from '../native/native.ts';
+import { isSiw } from './iwarp.ts';
 import { MemorySlice } from './memory-region.ts';
 import { elementsOf, label, type Name, type Posting, PostList, requestHints } from './post-list.ts';
 import type { InFlight } from './work-queue.ts';
@@ -25,6 +26,8 @@ export class RecvList extends PostList<RecvWr> {
   readonly #maxSge: number;
 
   readonly #minBytes: number;
+  // libsiw takes no receive without an element. (An element of no bytes is 2 GiB for mlx5.)
+  readonly #needsElement: boolean;
 
   /**
    * @param minBytes - what a receive must have room for
@@ -42,6 +45,7 @@ export class RecvList extends PostList<RecvWr> {
     super(qp, queue, shared, length, maxSge, Layout.recvWr.size, verb);
     this.#minBytes = minBytes;
     this.#maxSge = maxSge;
+    this.#needsElement = maxSge > 0 && isSiw(qp.pd.context);
   }
 
   /**
@@ -93,6 +97,10 @@ export class RecvList extends PostList<RecvWr> {
     }
     this.storeWrId(index, wrId ?? 0);
     this.encodeSgList(index, sgList ?? []);
+    if (elements === 0 && this.#needsElement) {
+      this.encodeNothing(index);
+      elements = 1;
+    }
     this.words[this.at(index) + NUM_SGE] = elements;
   }
 

@@ -4,6 +4,7 @@ import { PlacementType, QpType, SelectivityLevel, SendFlags, WrOpcode } from '..
 import { Layout } from '../native/layout.gen.ts';
 import type { QpCap, SharedList } from '../native/native.ts';
 import { AddressHandle } from './address-handle.ts';
+import { isIwarp, isSiw, iwarpLacks } from './iwarp.ts';
 import { MemorySlice } from './memory-region.ts';
 import { elementsOf, label, type Name, type Posting, PostList, requestHints } from './post-list.ts';
 import { RemoteSlice } from './remote-region.ts';
@@ -11,7 +12,10 @@ import {
   ATOMIC,
   ATOMIC_WRITE,
   explainOpcode,
+  FENCED,
+  FENCED_SHIFT,
   FLUSH,
+  lackedByIwarp,
   MAY_INLINE,
   NEEDS_IMM,
   NEEDS_INVALIDATE,
@@ -106,7 +110,8 @@ export class SendList extends PostList<SendWr> {
     const verb = sendOpsFlags === undefined ? 'ibv_post_send' : 'ibv_wr_complete';
     super(qp, queue, shared, length, cap.maxSendSge, Layout.sendWr.size, verb);
     this.#cap = cap;
-    this.#traits = traitsOf(qpType, sendOpsFlags);
+    const { context } = qp.pd;
+    this.#traits = traitsOf(qpType, sendOpsFlags, isSiw(context) ? 'siw' : isIwarp(context) ? 'iwarp' : undefined);
     this.#qpType = qpType;
     this.#sendOpsFlags = sendOpsFlags;
     const hasAhs = qpType === QpType.UD || qpType === QpType.DRIVER;
@@ -267,6 +272,8 @@ export class SendList extends PostList<SendWr> {
     const trait = typeof opcode === 'number' ? (this.#traits[opcode] ?? -1) : -1;
     if (trait === -1) {
       oneOf(opcode, label(name, 'opcode'), WrOpcode, 'WrOpcode');
+      const lacked = isIwarp(this.pd.context) ? lackedByIwarp(opcode as number) : undefined;
+      if (lacked !== undefined) throw iwarpLacks('ibv_post_send', lacked);
       throw valueError(
         `${label(name, 'opcode')}: ${explainOpcode(opcode as number, this.#qpType, this.#sendOpsFlags)}`,
       );
@@ -310,7 +317,7 @@ export class SendList extends PostList<SendWr> {
     this.storeWrId(index, wrId ?? 0);
     this.#localBytes[index] = bytes;
     words[at + OPCODE] = opcode;
-    words[at + SEND_FLAGS] = sendFlags;
+    words[at + SEND_FLAGS] = sendFlags | ((trait & FENCED) >> FENCED_SHIFT);
     this.encodeSgList(index, sgList ?? []);
     words[at + NUM_SGE] = sgList === undefined ? 0 : Array.isArray(sgList) ? sgList.length : 1;
     if (address !== undefined) this.#encodeAddress(index, address);

@@ -72,6 +72,7 @@ Napi::Value IsForkInitialized(const Napi::CallbackInfo& info) {
 Napi::Object DescribeContext(Napi::Env env, std::shared_ptr<ContextHandle> context) {
   Napi::Object result = Napi::Object::New(env);
   SetNumber(result, "numCompVectors", context->get()->num_comp_vectors);
+  SetNumber(result, "transportType", context->get()->device->transport_type);
   SetNumber(result, "cmdFd", context->get()->cmd_fd);
   result.Set("name", ibv_get_device_name(context->get()->device));
   result.Set("handle", WrapHandle(env, std::move(context)));

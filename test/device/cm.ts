@@ -15,14 +15,14 @@ import {
   type QueuePair,
   RdmaError,
 } from '../../lib/index.ts';
-import { ALL_ACCESS, DEADLINE_MS, deviceA, deviceB, isRxe, thrown, within } from './fixture.ts';
+import { ALL_ACCESS, backend, DEADLINE_MS, deviceA, deviceB, isSiw, thrown, within } from './fixture.ts';
 
 /**
  * Tests of the connection manager. The software device is a model of verbs, with no connection manager of a kernel behind
  * it: what there is to say of it is that it says so.
  */
 export function describeCm(name: string, tests: () => void): void {
-  if (isRxe) {
+  if (backend !== 'model') {
     describe(name, tests);
     return;
   }
@@ -59,8 +59,7 @@ export const rejection = (promise: Promise<unknown>): Promise<Error & { code?: s
   );
 
 /** The address of `deviceA`, and the one of `deviceB`: of IPv4, and link-local with its interface. */
-export const addressA = '10.78.0.1';
-export const addressB = '10.78.0.2';
+export const [addressA, addressB] = isSiw ? ['10.79.0.1', '10.79.0.2'] : ['10.78.0.1', '10.78.0.2'];
 
 let lastPort = 20_000;
 /** A port that no test has used. */

@@ -26,22 +26,25 @@ const backends = {
   model: { devices: ['mlx5_0', 'mlx5_1'] },
   /** The kernel's rdma_rxe in the VM, two devices on the two ends of a wire. */
   rxe: { devices: ['rxe0', 'rxe1'] },
+  /** The kernel's software iWARP in the VM, likewise. What connects by itself, and not by the connection manager, is not for it. */
+  siw: { devices: ['siw0', 'siw1'] },
 } as const;
 
 const named = process.env.RDMA_TEST_BACKEND;
-if (named !== 'model' && named !== 'rxe') {
+if (named !== 'model' && named !== 'rxe' && named !== 'siw') {
   throw new Error('Device tests need a backend: npm run test:device (a software device) or npm run test:rxe (in a VM)');
 }
 /** Where the tests run. A test that differs says why. */
-export const backend: 'model' | 'rxe' = named;
+export const backend: 'model' | 'rxe' | 'siw' = named;
 export const isRxe = backend === 'rxe';
+export const isSiw = backend === 'siw';
 /** AddressSanitizer keeps freed memory aside for a while, so that resident memory says nothing about leaks. */
 export const isSanitized = process.env.ASAN_OPTIONS !== undefined;
 /** The two devices: traffic goes from one to the other. */
 export const [deviceA, deviceB] = backends[backend].devices;
 
 /** No single wait takes this long unless it hangs; an emulated VM and the sanitizers are slow. */
-export const DEADLINE_MS = isRxe ? 45_000 : 20_000;
+export const DEADLINE_MS = backend === 'model' ? 20_000 : 45_000;
 
 /** Everything a peer may be allowed to do, and what that needs. */
 export const ALL_ACCESS =
