@@ -1,6 +1,7 @@
 import type { Command } from 'commander';
 import { type DeviceDescription, describeDevices, type PortDescription } from '../observe/devices.ts';
 import { type GidEntry, parseGid } from '../verbs/gid.ts';
+import { extendedLines } from './devinfo-ex.ts';
 import { Complaint, Exit, run, subcommand } from './frame.ts';
 import * as names from './names.ts';
 import { print, printJson } from './output.ts';
@@ -41,7 +42,7 @@ const guid = (value: bigint) =>
     .replace(/....(?!$)/g, '$&:');
 
 function deviceText(device: DeviceDescription, isVerbose: boolean): string {
-  const { name, transportType, boardId, attr, ports, error } = device;
+  const { name, transportType, boardId, attr, attrEx, numCompVectors, ports, error } = device;
   if (attr === undefined) return `hca_id:\t${name}\n\terror:\t${error}\n`;
   const rows: Row[] = [
     ['transport', `${names.transportName(transportType)} (${transportType})`],
@@ -55,7 +56,7 @@ function deviceText(device: DeviceDescription, isVerbose: boolean): string {
     ['phys_port_cnt', attr.physPortCnt],
   ];
   const lines = [`hca_id:\t${name}`, ...rows.map(deviceLine)];
-  if (isVerbose) lines.push(...limitLines(attr));
+  if (isVerbose) lines.push(...limitLines(attr), ...extendedLines(attrEx!, numCompVectors!));
   return [...lines, ...ports.map((port) => portText(port, transportType, isVerbose))].join('\n');
 }
 

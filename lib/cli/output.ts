@@ -65,7 +65,8 @@ export class LineWriter {
   async flush(signal: AbortSignal): Promise<void> {
     const text = this.#text;
     this.#text = '';
-    if (text === '' || stdout.write(text)) return;
+    // Nothing in it is beyond ASCII, and so it need not be looked at.
+    if (text === '' || stdout.write(text, 'latin1')) return;
     await once(stdout, 'drain', { signal });
   }
 }

@@ -1,5 +1,6 @@
 /** What `decode` and `capture` share: packets, or events, or only the flows, as lines or as JSON. */
 import { open } from 'node:fs/promises';
+import { setImmediate as turn } from 'node:timers/promises';
 import { Option } from 'commander';
 import {
   CaptureParser,
@@ -14,6 +15,9 @@ import {
   Transport,
 } from '../roce/index.ts';
 import { colour, LineWriter, print, toJson } from './output.ts';
+
+/** How long a signal waits while a file is read. */
+const TURN_MS = 50;
 
 /** Options of both. */
 export interface PacketFlags {
@@ -63,7 +67,19 @@ export async function showPackets(
   const readFile = async (path: string) => {
     const file = await open(path);
     try {
-      while (await parser.pull(file)) if (!(await show()) || signal.aborted) return;
+      if (!(await file.stat()).isFile()) {
+        await readStream(file.createReadStream({ autoClose: false }));
+        return;
+      }
+      let turned = performance.now();
+      while (parser.pullSync(file.fd)) {
+        if (!(await show())) return;
+        // Nothing is waited for, so signals get a turn of their own.
+        if (performance.now() - turned < TURN_MS) continue;
+        await turn();
+        if (signal.aborted) return;
+        turned = performance.now();
+      }
     } finally {
       await file.close();
     }

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { RdmaError } from '../errors.ts';
 import type { Context } from '../verbs/context.ts';
 import { type Device, getDeviceList, openDevice } from '../verbs/device.ts';
-import type { DeviceAttr, PortAttr } from '../verbs/device-attributes.ts';
+import type { DeviceAttr, DeviceAttrEx, PortAttr } from '../verbs/device-attributes.ts';
 import { type GidEntry, gidReason } from '../verbs/gid.ts';
 
 /** A port of a device. */
@@ -27,6 +27,10 @@ export interface DeviceDescription extends Device {
   boardId: string | undefined;
   /** Attributes and limits; undefined when it could not be opened. */
   attr: DeviceAttr | undefined;
+  /** What `queryDeviceEx()` adds; undefined when it could not be opened. */
+  attrEx: Omit<DeviceAttrEx, 'origAttr'> | undefined;
+  /** Completion vectors. */
+  numCompVectors: number | undefined;
   /** Its ports; none when it could not be opened. */
   ports: PortDescription[];
   /** Why it could not be opened; undefined when it could. */
@@ -57,13 +61,15 @@ function describe(device: Device): DeviceDescription {
     context = openDevice(device.name);
   } catch (error) {
     if (!(error instanceof RdmaError)) throw error;
-    return { ...device, boardId, attr: undefined, ports: [], error: error.message };
+    const unknown = { attr: undefined, attrEx: undefined, numCompVectors: undefined };
+    return { ...device, boardId, ...unknown, ports: [], error: error.message };
   }
   try {
-    const attr = context.queryDevice();
+    const { origAttr: attr, ...attrEx } = context.queryDeviceEx();
+    const { numCompVectors } = context;
     const table = context.queryGidTable();
     const ports = Array.from({ length: attr.physPortCnt }, (_, i) => describePort(context, i + 1, table));
-    return { ...device, boardId, attr, ports, error: undefined };
+    return { ...device, boardId, attr, attrEx, numCompVectors, ports, error: undefined };
   } finally {
     context.close();
   }

@@ -1,6 +1,6 @@
 /** Capture files, pcap and pcapng, read and written as streams: memory does not grow with the file. */
 
-import { createWriteStream } from 'node:fs';
+import { createWriteStream, readSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { pipeline } from 'node:stream/promises';
 import { readOptions, valueError } from '../args.ts';
@@ -37,6 +37,19 @@ export class CaptureParser {
   async pull(file: FileHandle): Promise<boolean> {
     const room = this.#queue.reserve(CHUNK);
     const { bytesRead } = await file.read(room, 0, room.length, null);
+    this.#queue.commit(bytesRead);
+    return bytesRead > 0;
+  }
+
+  /**
+   * The same at once, without the way through the pool of threads: a tenth of the time that decoding takes. Only for a regular
+   * file, of which nothing has to be waited for.
+   *
+   * @param fd - of an open file
+   * @returns whether there were any
+   */
+  pullSync(fd: number): boolean {
+    const bytesRead = readSync(fd, this.#queue.reserve(CHUNK));
     this.#queue.commit(bytesRead);
     return bytesRead > 0;
   }

@@ -118,6 +118,7 @@ export class PacketLines {
   // By the two addresses of IPv4.
   readonly #routes = new Map<number, Map<number, Route>>();
   #size = 0;
+  #last = { payloadLength: -1, ecn: 0, dscp: 0, srcPort: 0, network: 4 as PacketView['network'], text: '' };
 
   /**
    * Describes a packet.
@@ -150,8 +151,7 @@ export class PacketLines {
    */
   json(view: PacketView, icrcOk: boolean | undefined = view.icrcOk, before: string = ''): string {
     let text = `{${before}${before === '' ? '' : ','}${this.#jsonBeginning(view)}${view.psn}`;
-    text += `,"length":${view.payloadLength},"ecn":${view.ecn},"dscp":${view.dscp}`;
-    if (view.network !== 'grh') text += `,"srcPort":${view.srcPort}`;
+    text += this.#jsonMiddle(view);
     if (view.ackReq) text += ',"ackReq":true';
     if (view.se) text += ',"se":true';
     const { srcQp, va, syndrome } = view;
@@ -160,6 +160,23 @@ export class PacketLines {
     if (syndrome !== undefined) text += `,"syndrome":"${syndromes[syndrome]}","msn":${view.msn}`;
     if (icrcOk !== undefined) text += icrcOk ? ',"icrcOk":true' : ',"icrcOk":false';
     return `${text}}`;
+  }
+
+  /** `',"length":1024,"ecn":2,"dscp":26,"srcPort":49152'`: the same as of the packet before, more often than not. */
+  #jsonMiddle({ payloadLength, ecn, dscp, srcPort, network }: PacketView): string {
+    const last = this.#last;
+    if (
+      payloadLength !== last.payloadLength ||
+      ecn !== last.ecn ||
+      dscp !== last.dscp ||
+      srcPort !== last.srcPort ||
+      network !== last.network
+    ) {
+      const port = network === 'grh' ? [] : [',"srcPort":', srcPort];
+      const text = [',"length":', payloadLength, ',"ecn":', ecn, ',"dscp":', dscp, ...port].join('');
+      this.#last = { payloadLength, ecn, dscp, srcPort, network, text };
+    }
+    return this.#last.text;
   }
 
   #jsonBeginning(view: PacketView): string {

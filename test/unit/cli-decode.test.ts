@@ -1,4 +1,4 @@
-import { chmodSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdtempSync, readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -151,6 +151,30 @@ describe('node-rdma decode', () => {
     });
     expect(stdout.split('\n')[1]).toMatch(/^(0|141)$/);
     expect(stderr).toBe('');
+  });
+
+  it('ends by Ctrl-C in the middle of a file, with what it has read till then', async () => {
+    const path = join(folder, 'long.pcap');
+    const small = readFileSync(fixture('roce-small.pcap'));
+    // Enough for output to be seen; then, of zeros, more empty records than are read in a second.
+    writeFileSync(path, Buffer.concat([small, ...Array(20).fill(small.subarray(24))]));
+    truncateSync(path, 2 ** 31);
+    const started = start(['decode', path, '--show', 'events'], { input: '' });
+    await started.untilOutput('SEND of');
+    // Somewhere among them.
+    setTimeout(() => started.child.kill('SIGINT'), 200);
+    const { code, stdout, stderr } = await started.ended;
+    expect([code, stderr]).toEqual([130, '']);
+    const [, empty] = /RoCE packets in 22 flows; 0 others, (\d+) cannot be read\n$/.exec(stdout)!;
+    expect(Number(empty)).toBeLessThan(2 ** 31 / 16 - 1_000_000);
+  });
+
+  it('reads what is no regular file', async () => {
+    const { code, stdout } = await command([], {
+      shell: `node-rdma decode <(cat '${fixture('roce-small.pcap')}') --show flows`,
+    });
+    expect(stdout).toContain('324 RoCE packets');
+    expect(code).toBe(0);
   });
 
   it('ends by Ctrl-C while it waits for input, with exit code 130', async () => {
