@@ -59,6 +59,8 @@ describe('node-rdma devinfo', () => {
   });
 });
 
+// The script show_gids is in no package of Debian. That of mlnx-tools was run beside it by hand, on Soft-RoCE: the same columns, and
+// the same in them.
 describe('node-rdma gids', () => {
   it('lists what sysfs has, and says which GID would be chosen and why', async () => {
     const { ibdevPath } = getDeviceList().find(({ name }) => name === deviceA)!;

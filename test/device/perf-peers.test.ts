@@ -4,6 +4,7 @@ import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { afterEach, describe, expect, it, vi } from 'vitest';
 import { ANSWER_MS } from '../../lib/perf/control.ts';
 import { type PerfClientOptions, type PerfTest, runPerfClient, runPerfServer } from '../../lib/perf/perf.ts';
+import { start } from '../unit/command.ts';
 import { DEADLINE_MS, deviceA, deviceB, expectNoLeaks, isRxe, within } from './fixture.ts';
 
 // What is told over TCP is the same on any device.
@@ -78,6 +79,19 @@ describe('a server of perf', () => {
       expect(socket.closed).toBe(true);
     });
     await expect(running!).rejects.toThrow('the peer says nothing for 60 s');
+  });
+
+  itFast('ends by Ctrl-C while it waits, with exit code 130', async () => {
+    const started = start(['perf', 'write-bw', '-d', deviceA, '-p', '0'], { input: '' });
+    const until = async () => {
+      while (!started.stderr.includes('waiting for a client')) await new Promise((resolve) => setTimeout(resolve, 5));
+    };
+    await within(until(), 'the server');
+    started.child.kill('SIGINT');
+    expect(await started.ended).toMatchObject({
+      ...{ code: 130, stdout: '' },
+      stderr: expect.stringMatching(/^node-rdma: write-bw: waiting for a client on port \d+\n$/),
+    });
   });
 
   itFast('that has no such device says so before anybody connects', async () => {

@@ -22,30 +22,34 @@ afterAll(async () => {
   rmSync(folder, { recursive: true });
 });
 
-/** Runs the command in this process. */
-async function command(...args: string[]): Promise<void> {
+/** Runs the command in this process, as on a terminal. @returns what it writes to stderr */
+async function command(...args: string[]): Promise<string> {
   const silent = [process.stdout, process.stderr].map((stream) => vi.spyOn(stream, 'write').mockReturnValue(true));
+  const { isTTY } = process.stderr;
+  process.stderr.isTTY = true;
   try {
     await buildProgram().parseAsync(args, { from: 'user' });
+    expect(process.exitCode).toBe(undefined);
+    return silent[1]!.mock.calls.map(([text]) => text).join('');
   } finally {
     for (const spy of silent) spy.mockRestore();
+    process.stderr.isTTY = isTTY;
   }
-  expect(process.exitCode).toBe(undefined);
 }
 
 /** `perf`, both sides of it; the client is the command. */
-async function perf([test, ...more]: readonly string[], file: string): Promise<void> {
+async function perf([test, ...more]: readonly string[], file: string): Promise<string> {
   const server = {
     ...{ test: test as 'write-bw', device: deviceA, port: 0, portNum: 1, gidIndex: undefined, mtu: undefined },
     ...{ trafficClass: undefined, events: false, signal: AbortSignal.timeout(50_000) },
   };
-  let client: Promise<void> | undefined;
+  let client: Promise<string> | undefined;
   await runPerfServer(server, (port) => {
     const args = ['-d', deviceB, '-p', String(port), '-n', '200', ...more, '--html', file];
     client = command('perf', test!, '127.0.0.1', ...args);
     client.catch(() => {});
   });
-  await client;
+  return client!;
 }
 
 interface Chart {
@@ -123,7 +127,10 @@ describe('node-rdma sim --html', { timeout: 120_000 }, () => {
 describe('node-rdma perf --html', { timeout: 120_000 }, () => {
   it('shows bandwidths by size', async () => {
     const file = pageOf(['write-bw']);
-    await perf(['write-bw', '--all', '--max-size', '64K'], file);
+    const said = await perf(['write-bw', '--all', '--max-size', '64K'], file);
+    // A bar that grows, and is gone in the end.
+    expect(said).toMatch(/^(\r\[#* *\] \d+\/16){15}\r {30,}\r$/);
+    expect(said).toContain(`\r[${'#'.repeat(15)}${' '.repeat(15)}] 8/16`);
     const seen = await shown(file);
     expect(seen.title).toBe('write-bw, by node-rdma perf');
     expect(chartsOf(seen)).toEqual([['write-bw: bandwidth', ['average', 'peak']]]);
