@@ -51,6 +51,11 @@ const steps = {
     command: ['make', '-C', 'test/gpu-drivers', `OUT=${join(root, 'build/gpu-drivers')}`],
   },
   model: { builds: true, command: ['make', '-C', 'test/mlx5-model', `OUT=${join(root, 'build/model')}`] },
+  'vm-tests': { builds: true, command: script('vm-tests') },
+  rxe: suite('rxe', ['device', 'interop'], {
+    needs: ['image', 'gpu-drivers', 'vm-tests'],
+    through: inVm('rxe', 'rxe'),
+  }),
   // With the compiler that Debian's kernel was made by; other distributions have another one, and other packages of kernels.
   drivers: {
     builds: true,
@@ -58,11 +63,6 @@ const steps = {
     needs: ['image'],
     command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare', '--rxe-dmabuf', '--siw'],
   },
-  'vm-tests': { builds: true, command: script('vm-tests') },
-  rxe: suite('rxe', ['device', 'interop'], {
-    needs: ['image', 'gpu-drivers', 'vm-tests'],
-    through: inVm('rxe', 'rxe'),
-  }),
   dmabuf: suite('dmabuf', 'device', {
     tool: 'gcc-12',
     needs: ['drivers', 'gpu-drivers', 'vm-tests'],
