@@ -250,8 +250,24 @@ function pfcCommand(): Command {
     .option('--xoff <packets>', 'of a link that wait when it is paused', whole(1, 1e6), 50)
     .option('--xon <packets>', 'at which it goes on', whole(0, 1e6), 40)
     .option('--json', 'as an object')
-    .option('--html <file>', 'write a page, which needs nothing else')
+    .option('--html <file>', 'write a page with charts, which needs nothing else')
     .action((flags: PfcFlags) => compute(() => show(flags.deadlock ? deadlock(flags) : spreading(flags), flags)));
+}
+
+/** How many links were paused by when. */
+function pauseChart(results: readonly (readonly [name: string, result: sim.PfcResult])[]): Chart {
+  return {
+    ...{
+      title: 'Pauses spread',
+      note: MODEL,
+      x: { label: 'slots' },
+      y: { label: 'links that were paused at least once' },
+    },
+    series: results.map(([name, { links }]) => {
+      const slots = links.flatMap(({ firstPause }) => firstPause ?? []).sort((a, b) => a - b);
+      return { name, points: slots.map((slot, i): [number, number] => [slot, i + 1]) };
+    }),
+  };
 }
 
 function spreading({ switches, slowness, slots, xoff, xon }: PfcFlags): Report {
@@ -279,6 +295,7 @@ function spreading({ switches, slowness, slots, xoff, xon }: PfcFlags): Report {
         columns: ['LINK', 'FIRST_PAUSE', 'PAUSED'],
         rows: hit.map(({ link, firstPause, paused }) => [link, firstPause!, percent(paused)]),
       },
+      { chart: pauseChart([['PFC', paused]]) },
     ],
   };
 }
@@ -302,6 +319,7 @@ function deadlock({ switches, slots, xoff, xon, watchdog }: PfcFlags): Report {
           links.reduce((all, { watchdogs }) => all + watchdogs, 0),
         ]),
       },
+      { chart: pauseChart(results.filter(([name]) => name !== 'no PFC')) },
     ],
   };
 }

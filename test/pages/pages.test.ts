@@ -104,8 +104,12 @@ describe('node-rdma sim --html', { timeout: 120_000 }, () => {
       ],
       ['CONTROL', 'LINK_USED', 'QUEUE_KB', 'MAX_KB', 'PAUSED', 'PAUSES', 'CNPS', 'FAIRNESS'],
     ],
-    [['pfc'], [], ['FLOW', 'RATE_WITH_PFC', 'DROPS', 'RATE_WITHOUT', 'DROPS']],
-    [['pfc', '--deadlock'], [], ['NETWORK', 'PACKETS_A_SLOT', 'DROPS', 'DEADLOCK_AT', 'WATCHDOG']],
+    [['pfc'], [['Pauses spread', ['PFC']]], ['FLOW', 'RATE_WITH_PFC', 'DROPS', 'RATE_WITHOUT', 'DROPS']],
+    [
+      ['pfc', '--deadlock'],
+      [['Pauses spread', ['PFC', 'PFC, watchdog after 200 slots']]],
+      ['NETWORK', 'PACKETS_A_SLOT', 'DROPS', 'DEADLOCK_AT', 'WATCHDOG'],
+    ],
   ] as const)('%j shows its table and its curves, and that it is a model', async (args, charts, columns) => {
     const file = pageOf(args);
     await command('sim', ...args, '--html', file);
