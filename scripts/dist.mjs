@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { contentHash, filesBelow, root, run, say, whenChanged, whenMain } from './shell.mjs';
 
 // Those of package.json; and what scripts, and tests in the VM, use.
-const entries = [
+export const entries = [
   'index',
   'gpu/index',
   'observe/index',
@@ -25,6 +25,7 @@ const entries = [
   'endpoint/connect',
   'endpoint/messages',
   'native/binding',
+  'perf/control',
   'perf/measure',
   'perf/perf',
   'perf/ping',

@@ -5,6 +5,7 @@
 import { rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { rolldown } from 'rolldown';
+import { entries } from './dist.mjs';
 import { contentHash, filesBelow, root, say, whenChanged, whenMain } from './shell.mjs';
 
 const out = 'build/vm-tests';
@@ -12,8 +13,11 @@ const out = 'build/vm-tests';
 /** Modules of lib/ are those of dist/: what scripts/dist.mjs makes an entry of. */
 const builtLibrary = {
   name: 'built-library',
-  resolveId(id) {
+  resolveId(id, from) {
     const [, path] = /\/lib\/(.*)\.ts$/.exec(id) ?? [];
+    if (path !== undefined && !entries.includes(path)) {
+      throw new Error(`${from} imports lib/${path}.ts, which is no entry of scripts/dist.mjs`);
+    }
     return path === undefined ? null : { id: join(root, `dist/${path}.js`), external: 'absolute' };
   },
 };
