@@ -270,14 +270,7 @@ export class SendList extends PostList<SendWr> {
     if (keys !== known) this.#checkKeys(wr, name);
 
     const trait = typeof opcode === 'number' ? (this.#traits[opcode] ?? -1) : -1;
-    if (trait === -1) {
-      oneOf(opcode, label(name, 'opcode'), WrOpcode, 'WrOpcode');
-      const lacked = isIwarp(this.pd.context) ? lackedByIwarp(opcode as number) : undefined;
-      if (lacked !== undefined) throw iwarpLacks('ibv_post_send', lacked);
-      throw valueError(
-        `${label(name, 'opcode')}: ${explainOpcode(opcode as number, this.#qpType, this.#sendOpsFlags)}`,
-      );
-    }
+    if (trait === -1) this.#refuseOpcode(opcode, name);
     if (wrId !== undefined && !(Number.isSafeInteger(wrId) && wrId >= 0)) {
       integer(wrId, label(name, 'wrId'), 0, Number.MAX_SAFE_INTEGER);
     }
@@ -340,6 +333,13 @@ export class SendList extends PostList<SendWr> {
       bytes,
       sendFlags: flagged(SendFlags)(this.words[at + SEND_FLAGS] as number),
     };
+  }
+
+  #refuseOpcode(opcode: unknown, name: Name): never {
+    oneOf(opcode, label(name, 'opcode'), WrOpcode, 'WrOpcode');
+    const lacked = isIwarp(this.pd.context) ? lackedByIwarp(opcode as number) : undefined;
+    if (lacked !== undefined) throw iwarpLacks('ibv_post_send', lacked);
+    throw valueError(`${label(name, 'opcode')}: ${explainOpcode(opcode as number, this.#qpType, this.#sendOpsFlags)}`);
   }
 
   // For a request with keys that few requests have.
