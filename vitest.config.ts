@@ -7,7 +7,7 @@ const suite = (name: string, options: object = {}) => ({
 });
 
 // Those with a device share it, and it costs more to load their modules than to run them. In an emulated VM it would take
-// minutes to compile them, too: there they are what scripts/vm-tests.mjs has made of them, which Node loads by itself.
+// half a minute to compile them, too: there they are what scripts/vm-tests.mjs has made of them, which Node loads by itself.
 const onDevice = (name: string) =>
   suite(name, {
     fileParallelism: false,

@@ -25,7 +25,7 @@ const analyzer = (...args) => args.map((arg) => `--extra-arg=${arg}`);
 const OPTIONS = [
   // The files of a room are included into what the compiler is given.
   ...analyzer('-Xclang', '-analyzer-opt-analyze-headers'),
-  // It goes through each function in so many steps at the most: with its own limit of 225,000 it takes eight times as
+  // It goes through each function in so many steps at the most: with its own limit of 225,000 it takes many times as
   // long, nearly all of it in the headers of Node-API.
   ...analyzer('-Xclang', '-analyzer-config', '-Xclang', 'max-nodes=5000'),
 ];

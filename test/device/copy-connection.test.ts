@@ -6,7 +6,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { type CopyRoute, type ServeOptions, serveCopies, withCopyClient } from '../../lib/copy/connection.ts';
 import type { ServedFile } from '../../lib/copy/server.ts';
 import { command, start } from '../unit/command.ts';
-import { addressA, addressB, newPort } from './cm.ts';
+import { addressA, addressB, newPort, rejection } from './cm.ts';
 import { DEADLINE_MS, deviceA, deviceB, expectNoLeaks, fill, isRxe, until, within } from './fixture.ts';
 
 let root: string;
@@ -48,15 +48,6 @@ async function serving(
   await done;
 }
 
-const failure = (promise: Promise<unknown>): Promise<{ code?: string; message: string }> =>
-  within(
-    promise.then(
-      () => ({ message: 'it did not fail' }),
-      (error) => error,
-    ),
-    'a failure',
-  );
-
 const soon = () => AbortSignal.timeout(DEADLINE_MS);
 
 describe('copies between connections', () => {
@@ -71,7 +62,7 @@ describe('copies between connections', () => {
         await withCopyClient(host, route(port), soon(), async (client) => {
           await client.put(file, '');
           const more = withCopyClient(host, route(port), soon(), async () => {});
-          const { code } = await failure(more);
+          const { code } = await rejection(more);
           expect(code).toMatch(isRxe ? /^ECONNREFUSED$/ : /^(ECONNRESET|ETIMEDOUT)$/);
         });
         expect(fs.readFileSync(join(served, 'file')).equals(data)).toBe(true);
@@ -88,7 +79,7 @@ describe('copies between connections', () => {
       async (port) => {
         await withCopyClient(host, route(port), soon(), async (client) => {
           abort.abort();
-          expect(await failure(client.get('x', root))).toMatchObject({ code: 'ECONNRESET' });
+          expect(await rejection(client.get('x', root))).toMatchObject({ code: 'ECONNRESET' });
           expect(client.ended).toBe(true);
         });
       },
@@ -98,7 +89,7 @@ describe('copies between connections', () => {
 
   it('say that nobody serves', async () => {
     const nobody = withCopyClient(host, route(isRxe ? newPort() : 1), soon(), async () => {});
-    expect(await failure(nobody)).toMatchObject({ code: 'ECONNREFUSED' });
+    expect(await rejection(nobody)).toMatchObject({ code: 'ECONNREFUSED' });
   });
 
   // Only root may mount; in the VM the tests are.
@@ -111,7 +102,7 @@ describe('copies between connections', () => {
       fs.writeFileSync(small, 'small');
       await serving(async (port, files) => {
         await withCopyClient(host, route(port), soon(), async (client) => {
-          expect(await failure(client.put(big, ''))).toMatchObject({ code: 'ENOSPC', isRemote: true });
+          expect(await rejection(client.put(big, ''))).toMatchObject({ code: 'ENOSPC', isRemote: true });
           // What fits stays, to be gone on with when there is room.
           fs.truncateSync(join(served, '.big.rdma-part'), 1 << 20);
           await client.put(small, '');

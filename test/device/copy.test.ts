@@ -10,6 +10,7 @@ import { Folder, partName } from '../../lib/copy/folder.ts';
 import { COPY_PROTOCOL, CopyFolder, type ServedFile } from '../../lib/copy/server.ts';
 import { receivePieces, sendPieces, sourceOf } from '../../lib/copy/transfer.ts';
 import { Messages } from '../../lib/index.ts';
+import { rejection } from './cm.ts';
 import { DEADLINE_MS, expectNoLeaks, fill, isRxe, within } from './fixture.ts';
 import { Ends } from './messages.ts';
 
@@ -93,15 +94,6 @@ async function withClient(
   }
   return session;
 }
-
-const failure = (promise: Promise<unknown>): Promise<{ code?: string; message: string; isRemote?: boolean }> =>
-  within(
-    promise.then(
-      () => ({ message: 'it did not fail' }),
-      (error) => error,
-    ),
-    'a failure',
-  );
 
 // Many rounds: where they are fast. The connection and the kernel's files are the same on Soft-RoCE.
 const itFast = it.runIf(!isRxe);
@@ -191,7 +183,7 @@ describe('copies', () => {
         else session.messages.destroy(new Error('killed'));
       };
       const [source, target] = direction === 'put' ? [join(own, 'file'), 'old'] : ['old', join(own, 'back')];
-      const error = await failure(client[direction](source, target, progress));
+      const error = await rejection(client[direction](source, target, progress));
       expect(error).toMatchObject(who === 'client' ? { message: 'killed' } : { code: 'ECONNRESET' });
       expect(await within(session.ended, 'the server')).toMatchObject(
         who === 'server' ? { message: 'killed' } : { code: 'ECONNRESET' },
@@ -278,10 +270,10 @@ describe('copies', () => {
     const { files } = await withClient(async (client) => {
       for (const path of [...refused, '.x.rdma-part']) {
         const expected = { code: 'ERR_COPY_PATH', isRemote: true };
-        expect(await failure(client.get(path, join(own, 'got'))), `get ${path}`).toMatchObject(expected);
-        expect(await failure(client.put(join(own, 'file'), path)), `put ${path}`).toMatchObject(expected);
+        expect(await rejection(client.get(path, join(own, 'got'))), `get ${path}`).toMatchObject(expected);
+        expect(await rejection(client.put(join(own, 'file'), path)), `put ${path}`).toMatchObject(expected);
       }
-      expect(await failure(client.put(join(own, 'file'), 'trap'))).toMatchObject({ code: 'ERR_COPY_PATH' });
+      expect(await rejection(client.put(join(own, 'file'), 'trap'))).toMatchObject({ code: 'ERR_COPY_PATH' });
       expect(await client.get('inside', join(own, 'got'))).toMatchObject({ bytes: 6 });
     });
     expect(files).toHaveLength(2 * refused.length + 4);
@@ -300,23 +292,26 @@ describe('copies', () => {
       fs.writeFileSync(join(served, 'file'), 'theirs');
       const { channel, ...session } = await Session.open();
       const client = await CopyClient.open(channel);
-      expect(await failure(client.get('nix', own))).toMatchObject({ code: 'ENOENT', isRemote: true });
-      expect(await failure(client.get('file/x', own))).toMatchObject({ code: 'ENOTDIR' });
+      expect(await rejection(client.get('nix', own))).toMatchObject({ code: 'ENOENT', isRemote: true });
+      expect(await rejection(client.get('file/x', own))).toMatchObject({ code: 'ENOTDIR' });
       for (const path of ['folder', '', '.', 'folder/']) {
-        const { code, message } = await failure(client.get(path, join(own, 'x')));
+        const { code, message } = await rejection(client.get(path, join(own, 'x')));
         expect([code, message]).toEqual(['EISDIR', expect.not.stringContaining('/proc/')]);
       }
-      expect(await failure(client.put(join(own, 'file'), 'nix/'))).toMatchObject({ code: 'ENOENT' });
-      expect(await failure(client.put(join(own, 'file'), 'folder'))).toMatchObject({ code: 'EISDIR' });
-      expect(await failure(client.put(join(own, 'file'), 'x'.repeat(250)))).toMatchObject({ code: 'ENAMETOOLONG' });
-      expect(await failure(client.put(join(own, 'file'), 'x'.repeat(5000)))).toMatchObject({ code: 'ENAMETOOLONG' });
-      expect(await failure(client.put(join(own, 'nix'), ''))).toMatchObject({ code: 'ENOENT', isRemote: false });
-      expect(await failure(client.put(own, ''))).toMatchObject({ code: 'EISDIR', isRemote: false });
-      expect(await failure(client.put('/dev/null', ''))).toMatchObject({ code: 'EINVAL' });
-      expect(await failure(client.get('file', join(own, 'nix/x')))).toMatchObject({ code: 'ENOENT', isRemote: false });
+      expect(await rejection(client.put(join(own, 'file'), 'nix/'))).toMatchObject({ code: 'ENOENT' });
+      expect(await rejection(client.put(join(own, 'file'), 'folder'))).toMatchObject({ code: 'EISDIR' });
+      expect(await rejection(client.put(join(own, 'file'), 'x'.repeat(250)))).toMatchObject({ code: 'ENAMETOOLONG' });
+      expect(await rejection(client.put(join(own, 'file'), 'x'.repeat(5000)))).toMatchObject({ code: 'ENAMETOOLONG' });
+      expect(await rejection(client.put(join(own, 'nix'), ''))).toMatchObject({ code: 'ENOENT', isRemote: false });
+      expect(await rejection(client.put(own, ''))).toMatchObject({ code: 'EISDIR', isRemote: false });
+      expect(await rejection(client.put('/dev/null', ''))).toMatchObject({ code: 'EINVAL' });
+      expect(await rejection(client.get('file', join(own, 'nix/x')))).toMatchObject({
+        code: 'ENOENT',
+        isRemote: false,
+      });
       for (const name of ['', '..', 'a/b', '/etc/passwd', 'a\0b']) {
         await channel.send({ put: '', name, size: 1, mode: 0o644 });
-        expect(await failure(channel.receive()), name).toMatchObject({ code: 'ERR_COPY_PATH', isRemote: true });
+        expect(await rejection(channel.receive()), name).toMatchObject({ code: 'ERR_COPY_PATH', isRemote: true });
       }
       expect(await client.get('file', join(own, 'got'))).toMatchObject({ bytes: 6 });
       expect(fs.readdirSync(served).sort()).toEqual(['file', 'folder']);
@@ -333,9 +328,9 @@ describe('copies', () => {
     const session = await Session.open(folder);
     const client = await CopyClient.open(session.channel);
     for (let i = 0; i < 2; i++) {
-      const { code, isRemote } = await failure(client.put(join(own, 'file'), ''));
-      expect([code, isRemote]).toEqual([expect.stringMatching(/^(EACCES|EROFS|EPERM)$/), true]);
-      expect(session.last.error).toMatchObject({ code });
+      const error = await rejection(client.put(join(own, 'file'), ''));
+      expect(error).toMatchObject({ code: expect.stringMatching(/^(EACCES|EROFS|EPERM)$/), isRemote: true });
+      expect(session.last.error).toMatchObject({ code: error.code });
     }
     await session.close();
   });
@@ -343,7 +338,7 @@ describe('copies', () => {
   itFast('are only got where what is served is read-only', async () => {
     fs.writeFileSync(join(served, 'file'), 'theirs');
     await withClient(async (client) => {
-      expect(await failure(client.put(join(served, 'file'), 'x'))).toMatchObject({ code: 'EROFS', isRemote: true });
+      expect(await rejection(client.put(join(served, 'file'), 'x'))).toMatchObject({ code: 'EROFS', isRemote: true });
       expect(await client.get('file', own)).toMatchObject({ bytes: 6 });
     }, true);
     expect(fs.readdirSync(served)).toEqual(['file']);
@@ -363,7 +358,7 @@ describe('copies', () => {
           hasChanged = true;
           change();
         });
-        expect(await failure(copied)).toMatchObject({ code: 'ERR_COPY_CHANGED', isRemote: false });
+        expect(await rejection(copied)).toMatchObject({ code: 'ERR_COPY_CHANGED', isRemote: false });
         fs.writeFileSync(path, 'short');
         expect(await client.put(path, 'other')).toMatchObject({ bytes: 5 });
       });
@@ -382,7 +377,7 @@ describe('copies', () => {
       if (done === 0) {
         tried = (async () => {
           // Either spelling of it.
-          expect(await failure(b.put(join(own, 'file'), './/file'))).toMatchObject({ code: 'EBUSY', isRemote: true });
+          expect(await rejection(b.put(join(own, 'file'), './/file'))).toMatchObject({ code: 'EBUSY', isRemote: true });
           expect(await b.put(join(own, 'file'), 'other')).toMatchObject({ bytes: 6 * PIECE_BYTES });
         })();
       }
@@ -434,7 +429,7 @@ describe('a hostile peer', () => {
     await channel.send({ from: 0 });
     await channel.messages.send(Buffer.from('abc'));
     await channel.send({ sum: sha256(Buffer.from('abd')) });
-    expect(await failure(channel.receive())).toMatchObject({ code: 'ERR_COPY_CHECKSUM', isRemote: true });
+    expect(await rejection(channel.receive())).toMatchObject({ code: 'ERR_COPY_CHECKSUM', isRemote: true });
     await session.close();
     expect(fs.readdirSync(served)).toEqual([]);
     expect(session.last.error).toMatchObject({ code: 'ERR_COPY_CHECKSUM' });

@@ -1,6 +1,7 @@
 /** The memory of messages that wait for a buffer of the peer, and what becomes of a message whose memory goes meanwhile. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Message, Messages, type MessagesOptions, RdmaClosedError } from '../../lib/index.ts';
+import { rejection } from './cm.ts';
 import { ALL_ACCESS, DEADLINE_MS, expectNoLeaks, fill, thrown, within } from './fixture.ts';
 import { Ends } from './messages.ts';
 
@@ -38,15 +39,6 @@ async function bytesOf(messages: Messages): Promise<Buffer> {
 async function drain(b: Messages, count = BUFFERS): Promise<void> {
   for (let i = 0; i < count; i++) expect(String(await bytesOf(b))).toBe('x');
 }
-
-const failure = (promise: Promise<unknown>): Promise<{ code?: string; message: string }> =>
-  within(
-    promise.then(
-      () => ({ message: 'it did not fail' }),
-      (error) => error,
-    ),
-    'a failure',
-  );
 
 // Given to somebody else, as `postMessage()` with a transfer list does.
 function take(bytes: Uint8Array): void {
@@ -87,7 +79,7 @@ describe('the memory of messages', () => {
     const [a, b] = await opened();
     await full(a);
     const region = await ends.pdA.alloc(4096, { access: ALL_ACCESS });
-    const waiting = [a.send(region.slice(0, 100)), a.send(region.slice())].map(failure);
+    const waiting = [a.send(region.slice(0, 100)), a.send(region.slice())].map(rejection);
     a.destroy();
     for (const error of await Promise.all(waiting)) expect(error).toBeInstanceOf(RdmaClosedError);
     region.close();
@@ -98,7 +90,7 @@ describe('the memory of messages', () => {
     const [c, d] = await Promise.all([Messages.open(endpointA), Messages.open(endpointB)]);
     await full(c);
     const more = await others.pdA.alloc(4096, { access: ALL_ACCESS });
-    const lost = [c.send(more.slice(0, 100)), c.send(more.slice())].map(failure);
+    const lost = [c.send(more.slice(0, 100)), c.send(more.slice())].map(rejection);
     others.close();
     expect(more.closed).toBe(true);
     for (const { code } of await Promise.all(lost)) expect(code).toMatch(/^(ERR_RDMA_CLOSED|ECONNRESET)$/);
@@ -113,7 +105,7 @@ describe('the memory of messages', () => {
     const own = new Uint8Array(4096);
     const registered = await ends.pdA.regMr(own, { access: ALL_ACCESS });
     const waiting = [short, long, registered.slice(0, 50), registered.slice()].map((memory) => a.send(memory));
-    const failures = waiting.map(failure);
+    const failures = waiting.map(rejection);
     const innocent = [a.send(Buffer.from('short one')), a.send(fill(Buffer.alloc(3000), 5))];
     take(short);
     take(long);
@@ -157,12 +149,12 @@ describe('the memory of messages', () => {
       expect((await bytesOf(b)).equals(Buffer.alloc(length, length))).toBe(true);
       await within(sent, 'the send');
     }
-    expect(await failure(a.send(new Lying((1 << 20) + 1)))).toMatchObject({ code: 'ERR_OUT_OF_RANGE' });
+    expect(await rejection(a.send(new Lying((1 << 20) + 1)))).toMatchObject({ code: 'ERR_OUT_OF_RANGE' });
     const gone = new Uint8Array(10);
     take(gone);
-    expect(await failure(a.send(gone))).toMatchObject({ code: 'ERR_INVALID_STATE', message: /detached/ });
+    expect(await rejection(a.send(gone))).toMatchObject({ code: 'ERR_INVALID_STATE', message: /detached/ });
     const fake = Object.create(Uint8Array.prototype);
-    expect(await failure(a.send(fake))).toMatchObject({ code: 'ERR_INVALID_ARG_TYPE' });
+    expect(await rejection(a.send(fake))).toMatchObject({ code: 'ERR_INVALID_ARG_TYPE' });
     await closeBoth(a, b);
   });
 });
@@ -193,7 +185,7 @@ describe('the option place', () => {
     for (const [place, error] of wrong) {
       const [a, b] = await opened({ place: place as never });
       const begin = performance.now();
-      const [sent, received] = [failure(a.send(Buffer.alloc(5000))), failure(b.receive())];
+      const [sent, received] = [rejection(a.send(Buffer.alloc(5000))), rejection(b.receive())];
       expect(await received).toMatchObject(error);
       expect(await sent).toMatchObject({ code: 'ECONNRESET' });
       // Far from what the NIC's retries take.
