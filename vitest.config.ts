@@ -1,4 +1,6 @@
 import { defineConfig } from 'vitest/config';
+import type { VmDrivers } from './lib/vm/index.ts';
+import { vmPool } from './test/vm-pool.ts';
 
 // A suite for each place that tests run in. scripts/test.mjs starts them with the backend that each needs.
 const suite = (name: string, options: object = {}) => ({
@@ -6,16 +8,21 @@ const suite = (name: string, options: object = {}) => ({
   test: { name, include: [`test/${name}/**/*.test.ts`], ...options },
 });
 
-// Those with a device share it, and it costs more to load their modules than to run them. In an emulated VM it would take
-// half a minute to compile them, too: there they are what scripts/vm-tests.mjs has made of them, which Node loads by itself.
-const onDevice = (name: string) =>
+// Those with a device share it, and it costs more to load their modules than to run them.
+const onDevice = { fileParallelism: false, isolate: false };
+
+// In an emulated VM it would take half a minute to compile them, too: there they are what scripts/vm-tests.mjs has made of
+// them, which Node loads by itself.
+const inVm = (name: string, files: string, env: Record<string, string>, drivers: VmDrivers = {}) =>
   suite(name, {
-    fileParallelism: false,
-    isolate: false,
-    ...(process.env.NODE_RDMA_VM !== undefined && {
-      include: [`build/vm-tests/test/${name}/**/*.test.ts.js`],
-      experimental: { viteModuleRunner: false, nodeLoader: false },
-    }),
+    ...onDevice,
+    include: [`build/vm-tests/test/${files}.test.ts.js`],
+    // What is refused before any device is asked.
+    exclude: ['arguments', 'binding'].map((file) => `build/vm-tests/test/device/${file}.test.ts.js`),
+    experimental: { viteModuleRunner: false, nodeLoader: false },
+    pool: vmPool({ RDMA_TEST_REQUIRED: '1', RDMA_TEST_BACKEND: 'rxe', ...env }, drivers),
+    // The end of the VM.
+    teardownTimeout: 60_000,
   });
 
 export default defineConfig({
@@ -33,9 +40,12 @@ export default defineConfig({
     projects: [
       suite('unit'),
       suite('loader'),
-      onDevice('device'),
-      // A foreign program on the other end of the wire: in the VM only.
-      onDevice('interop'),
+      suite('device', onDevice),
+      // On Soft-RoCE, also with a foreign program on the other end of the wire.
+      inVm('rxe', '{device,interop}/**/*', {}),
+      inVm('dmabuf', 'device/{dmabuf,gpu}*', { RDMA_TEST_DMABUF: '1' }, { rxeDmabuf: true }),
+      // What is different on iWARP, and what iWARP can do of the connection manager's.
+      inVm('siw', 'device/{siw,cm-interop}', { RDMA_TEST_BACKEND: 'siw' }, { siw: true }),
       suite('vm', { fileParallelism: false }),
       // In a browser.
       suite('pages'),

@@ -24,25 +24,19 @@ const cSources = () =>
     /\.(c|cc|h)$/.test(file),
   );
 
-/** A suite of vitest; its counts come from the JSON that it writes. `through` is what it is started by. */
-function suite(step, projects, { through = [], more = [], ...rest } = {}) {
+/** A suite of vitest; its counts come from the JSON that it writes. */
+function suite(step, project, { more = [], ...rest } = {}) {
   const file = join(results(step), 'vitest.json');
-  const chosen = [projects].flat().flatMap((project) => ['--project', project]);
-  const vitest = [node, bin('vitest/vitest.mjs'), 'run', ...chosen, '--reporter=default', '--reporter=json'];
-  return { ...rest, results: file, command: [...through, ...vitest, ...more, `--outputFile.json=${file}`] };
+  const vitest = [node, bin('vitest/vitest.mjs'), 'run', '--project', project, '--reporter=default', '--reporter=json'];
+  return { ...rest, results: file, command: [...vitest, ...more, `--outputFile.json=${file}`] };
 }
-
-/** Runs a command in the VM, which may write to the step's results only. */
-const inVm = (step, backend) => [
-  ...[node, join(root, 'dist/cli/main.js'), 'vm', '--out', results(step)],
-  ...['--env', 'RDMA_TEST_REQUIRED=1', '--env', `RDMA_TEST_BACKEND=${backend}`],
-];
 
 const onModel = { RDMA_TEST_REQUIRED: '1', RDMA_TEST_BACKEND: 'model' };
 
 /**
  * The steps, longest first. `builds` marks one that only makes what others need: it counts when it fails. `tool` is a
- * program without which the step is skipped: set-up has then said that this distribution lacks it.
+ * program without which the step is skipped: set-up has then said that this distribution lacks it. `vm` marks those that
+ * run in a VM: two emulated machines at once take longer than one after the other.
  */
 const steps = {
   image: { builds: true, command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare'] },
@@ -52,10 +46,7 @@ const steps = {
   },
   model: { builds: true, command: ['make', '-C', 'test/mlx5-model', `OUT=${join(root, 'build/model')}`] },
   'vm-tests': { builds: true, command: script('vm-tests') },
-  rxe: suite('rxe', ['device', 'interop'], {
-    needs: ['image', 'gpu-drivers', 'vm-tests'],
-    through: inVm('rxe', 'rxe'),
-  }),
+  rxe: suite('rxe', 'rxe', { vm: true, needs: ['image', 'gpu-drivers', 'vm-tests'] }),
   // With the compiler that Debian's kernel was made by; other distributions have another one, and other packages of kernels.
   drivers: {
     builds: true,
@@ -63,26 +54,15 @@ const steps = {
     needs: ['image'],
     command: [node, join(root, 'dist/cli/main.js'), 'vm', '--prepare', '--rxe-dmabuf', '--siw'],
   },
-  dmabuf: suite('dmabuf', 'device', {
-    tool: 'gcc-12',
-    needs: ['drivers', 'gpu-drivers', 'vm-tests'],
-    through: [...inVm('dmabuf', 'rxe'), '--env', 'RDMA_TEST_DMABUF=1', '--rxe-dmabuf'],
-    more: ['test/device/dmabuf', 'test/device/gpu'],
-  }),
-  // What is different on iWARP, and what iWARP can do of the connection manager's.
-  siw: suite('siw', 'device', {
-    tool: 'gcc-12',
-    needs: ['drivers', 'vm-tests'],
-    through: [...inVm('siw', 'siw'), '--siw'],
-    more: ['test/device/siw', 'test/device/cm-interop.test'],
-  }),
+  dmabuf: suite('dmabuf', 'dmabuf', { vm: true, tool: 'gcc-12', needs: ['drivers', 'gpu-drivers', 'vm-tests'] }),
+  siw: suite('siw', 'siw', { vm: true, tool: 'gcc-12', needs: ['drivers', 'vm-tests'] }),
   sanitized: { builds: true, command: script('build', '--sanitize') },
   tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
   // The whole suite runs with the sanitizers. Without them, what shows at full size and speed only: leaks in ten thousand
-  // rounds, ends and garbage collection at any moment, and all ways to post.
+  // rounds, ends and garbage collection at any moment, all ways to post; and the examples.
   device: suite('device', 'device', {
     needs: ['model', 'gpu-drivers'],
-    more: ['leak', 'lifetime', 'queue-pair', 'endpoint-hold'].map((name) => `test/device/${name}`),
+    more: ['leak', 'lifetime', 'queue-pair', 'endpoint-hold', 'examples'].map((name) => `test/device/${name}`),
     env: () => ({ ...onModel, LD_PRELOAD: model }),
   }),
   asan: suite('asan', 'device', {
@@ -96,9 +76,8 @@ const steps = {
       UBSAN_OPTIONS: 'print_stacktrace=1',
     }),
   }),
-  vm: suite('vm', 'vm', { needs: ['image'], env: () => ({ RDMA_TEST_REQUIRED: '1' }) }),
+  vm: suite('vm', 'vm', { vm: true, needs: ['image'], env: () => ({ RDMA_TEST_REQUIRED: '1' }) }),
   'model-check': { needs: ['model'], command: script('check-model') },
-  examples: { needs: ['image', 'model'], command: script('check-examples') },
   pack: { command: script('check-pack') },
   types: { command: [node, bin('typescript/bin/tsc'), '-p', 'tsconfig.check.json'] },
   docs: { command: [node, bin('typedoc/bin/typedoc'), '--emit', 'none'] },
@@ -264,7 +243,8 @@ async function runSteps(names, extra, live) {
         continue;
       }
       const isReady = needs.every((need) => done.has(need));
-      if (!isReady || running.size >= availableParallelism()) continue;
+      const isSecondVm = steps[name].vm && [...running.keys()].some((other) => steps[other].vm);
+      if (!isReady || isSecondVm || running.size >= availableParallelism()) continue;
       waiting.splice(waiting.indexOf(name), 1);
       running.set(
         name,

@@ -33,7 +33,9 @@ async function buildVmTests() {
     const bundle = await rolldown({
       cwd: root,
       input: Object.fromEntries(
-        sources.filter((path) => /^test\/(device|interop)\/.*\.test\.ts$/.test(path)).map((path) => [path, path]),
+        sources
+          .filter((path) => /^test\/((device|interop)\/.*\.test|vm-worker)\.ts$/.test(path))
+          .map((path) => [path, path]),
       ),
       platform: 'node',
       // It has Symbol.dispose but not the `using` statement.

@@ -50,15 +50,6 @@ async function ours(test: 'read-lat' | 'write-bw', ...args: string[]): Promise<s
     expect([code, stderr]).toEqual([0, '']);
     return stdout;
   };
-  // Once with two processes, as users have them.
-  if (test === 'write-bw') {
-    const server = start(['perf', test, '-d', deviceA, '-p', String(port)]);
-    await until(() => server.stderr !== '' || server.child.exitCode !== null, 'the server');
-    expect(server.stderr).toBe(`node-rdma: ${test}: waiting for a client on port ${port}\n`);
-    const output = await client();
-    expect(await server.ended).toMatchObject({ code: 0, stdout: '' });
-    return output;
-  }
   let output: Promise<string> | undefined;
   const more = { portNum: 1, gidIndex: undefined, trafficClass: undefined, mtu: undefined, events: false };
   const signal = AbortSignal.timeout(120_000);

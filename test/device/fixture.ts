@@ -1,4 +1,5 @@
 /** What the device tests share: the two devices of the backend, two connected queue pairs, and waiting with a deadline. */
+import { readdirSync } from 'node:fs';
 import { afterEach, beforeEach, expect } from 'vitest';
 import { type ConnectOptions, connectionInfo, connectQueuePair } from '../../lib/endpoint/connect.ts';
 import {
@@ -49,6 +50,9 @@ export const DEADLINE_MS = backend === 'model' ? 20_000 : 45_000;
 /** Everything a peer may be allowed to do, and what that needs. */
 export const ALL_ACCESS =
   AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC;
+
+/** How many descriptors the process has open. One of an earlier file may be closed at any time: compare by "no more than". */
+export const descriptors = (): number => readdirSync('/proc/self/fd').length;
 
 /** After each test of the file: no more objects of verbs are open than before it. */
 export function expectNoLeaks(): void {

@@ -1,8 +1,7 @@
-import { readdirSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import { BusyError, openDevice, QpState, type Resource } from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
-import { deviceA, expectNoLeaks, initAttr, openSide, thrown } from './fixture.ts';
+import { descriptors, deviceA, expectNoLeaks, initAttr, openSide, thrown } from './fixture.ts';
 
 expectNoLeaks();
 
@@ -53,7 +52,6 @@ describe('close', () => {
   });
 
   it('gives the C object back at once', () => {
-    const descriptors = () => readdirSync('/proc/self/fd').length;
     const [open, fds] = [binding().census().open, descriptors()];
     const side = openSide(deviceA);
     const channel = side.context.createCompChannel();

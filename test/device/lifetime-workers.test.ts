@@ -1,4 +1,3 @@
-import { readdirSync } from 'node:fs';
 import { MessageChannel, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { describe, expect, it } from 'vitest';
 import {
@@ -15,6 +14,7 @@ import { binding } from '../../lib/native/binding.ts';
 import { childPath } from './children.ts';
 import {
   completion,
+  descriptors,
   deviceA,
   deviceB,
   expectNoLeaks,
@@ -42,8 +42,6 @@ function message(worker: Worker, what: string): Promise<unknown> {
   );
 }
 
-const openFds = (): number => readdirSync('/proc/self/fd').length;
-
 /** Writes from a to b and looks at the bytes: the process, the devices and the addon are in order. */
 async function expectHealthy(): Promise<void> {
   using pair = await Pair.connect();
@@ -63,11 +61,11 @@ describe('a worker thread', () => {
   const kept = isRxe ? 2 * 2 : 0;
 
   it.each(stages)('that is terminated at the stage "%s" leaves nothing behind', async (stage) => {
-    const before = openFds();
+    const before = descriptors();
     const worker = start(stage);
     expect(await message(worker, `the stage ${stage}`)).toBe(stage);
     expect(await within(worker.terminate(), 'the termination')).toBe(1);
-    await until(() => openFds() <= before + kept, `the ${openFds()} descriptors go back to ${before}`);
+    await until(() => descriptors() <= before + kept, `the ${descriptors()} descriptors go back to ${before}`);
     await expectHealthy();
   });
 
@@ -75,7 +73,7 @@ describe('a worker thread', () => {
   it.each(isRxe ? ['events,registering,creating'] : ['events', 'registering', 'creating', 'kinds'])(
     'may be terminated at any moment of "%s"',
     async (stage) => {
-      const before = openFds();
+      const before = descriptors();
       // Where it is when the termination comes is another place each time.
       const rounds = Array.from({ length: isRxe ? 1 : 15 }, (_, i) => 5 + i);
       for (const round of rounds) {
@@ -83,13 +81,13 @@ describe('a worker thread', () => {
         expect(await message(worker, stage)).toBe(stage);
         expect(await within(worker.terminate(), 'the termination')).toBe(1);
       }
-      await until(() => openFds() <= before, 'the descriptors go back');
+      await until(() => descriptors() <= before, 'the descriptors go back');
       await expectHealthy();
     },
   );
 
   it('works beside others and the main thread, each with its own objects', async () => {
-    const before = openFds();
+    const before = descriptors();
     const rounds = isRxe ? 20 : 200;
     const workers = Array.from({ length: isRxe ? 2 : 4 }, (_, i) => start('work', { rounds, seed: 1000 * i }));
     const results = workers.map((worker, i) => message(worker, `worker ${i}`));
@@ -111,7 +109,7 @@ describe('a worker thread', () => {
     // They end by themselves: nothing of theirs keeps them alive.
     await within(Promise.all(exits), 'the exits');
     pair[Symbol.dispose]();
-    await until(() => openFds() <= before, 'the descriptors go back');
+    await until(() => descriptors() <= before, 'the descriptors go back');
   });
 });
 

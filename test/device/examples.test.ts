@@ -1,0 +1,80 @@
+/** Each program of examples/ as a reader would run it. */
+import { execFile } from 'node:child_process';
+import { readdirSync } from 'node:fs';
+import { resolve } from 'node:path';
+import { promisify } from 'node:util';
+import { describe, expect, it } from 'vitest';
+import { runPair } from '../../examples/demo/interop.mjs';
+import { newPort } from './cm.ts';
+import { deviceA, deviceB, isRxe, isSanitized } from './fixture.ts';
+
+const ours = (name: string) => [process.execPath, resolve('examples', name)];
+
+/** Programs that contain both sides, and what they print in the end. */
+const whole = [
+  ['raw-verbs.mjs', 'after 1000 writes the other side has 1000'],
+  ['events.mjs', 'receive 4: message 5'],
+  ['datagram.mjs', 'answer of 31 bytes: It is '],
+  ['kv.mjs', '3 clients have counted to 30'],
+] as const;
+
+/** Games of ping-pong: who is the server, who the client, and the options of both. */
+const games = [
+  ['ours', 'theirs', '-c -n 5 -s 65537 -m 512'],
+  ['theirs', 'ours', '-e -c -n 20 -s 1 -r 1'],
+] as const;
+
+/** Those that run elsewhere, and where. */
+const elsewhere = {
+  // Its port is none that one can see: beside rping.
+  'cm-ping.mjs': 'cm-interop.test.ts',
+  // It needs a device that registers DMA-BUFs.
+  'gpu-target.mjs': 'dmabuf-processes.test.ts',
+};
+
+async function printed([program, ...args]: string[]): Promise<string> {
+  return (await promisify(execFile)(program!, args, { timeout: 170_000, killSignal: 'SIGKILL' })).stdout;
+}
+
+// They know nothing of sanitizers, and each start with them takes seconds.
+describe.skipIf(isSanitized)('examples', { timeout: 180_000 }, () => {
+  it('are all here', () => {
+    const names = [...whole.map(([name]) => name), ...Object.keys(elsewhere), 'write.mjs', 'pingpong.mjs', 'demo.mjs'];
+    expect(readdirSync('examples').filter((name) => name.endsWith('.mjs'))).toEqual(names.sort());
+  });
+
+  // They are in one process, and where that is makes no difference to them. Each takes ten seconds in an emulated VM.
+  it.skipIf(isRxe).each(whole)('%s', async (name, text) => {
+    expect(await printed([...ours(name), deviceA, deviceB])).toContain(text);
+  });
+
+  // Two processes on the two ends of a wire.
+  describe.runIf(isRxe)('with a process on each side', () => {
+    it('write.mjs', async () => {
+      const side = (device: string) => ['env', `NODE_RDMA_DEVICE=${device}`, ...ours('write.mjs')];
+      const [server, client] = await runPair(side(deviceA), [...side(deviceB), '127.0.0.1'], 18515);
+      expect(server).toContain('written into my memory: Hello from the other side!');
+      expect(client).toContain('26 bytes written');
+    });
+
+    it.each(games)('pingpong.mjs, %s as the server, %s as the client, %s', async (server, client, options) => {
+      const port = newPort();
+      const side = (who: 'ours' | 'theirs', device: string) => [
+        ...(who === 'ours' ? ours('pingpong.mjs') : ['ibv_rc_pingpong', '-g', '1']),
+        ...['-d', device, '-p', String(port), ...options.split(' ')],
+      ];
+      const outputs = await runPair(side(server, deviceA), [...side(client, deviceB), '127.0.0.1'], port);
+      for (const [output, who] of [
+        [outputs[0], server],
+        [outputs[1], client],
+      ]) {
+        expect(output).toContain(who === 'ours' ? 'bytes checked' : 'iters in');
+        expect(output).not.toContain('invalid data');
+      }
+    });
+
+    it('demo.mjs --checks-only', async () => {
+      await printed([...ours('demo.mjs'), '--checks-only', '--device', deviceA, '--device', deviceB]);
+    });
+  });
+});
