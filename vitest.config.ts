@@ -38,7 +38,7 @@ export default defineConfig({
     testTimeout: 60_000,
     hookTimeout: 60_000,
     projects: [
-      suite('unit'),
+      suite('unit', { isolate: false }),
       suite('loader'),
       suite('device', onDevice),
       // On Soft-RoCE, also with a foreign program on the other end of the wire.

@@ -26,7 +26,7 @@ Napi::Value Census(const Napi::CallbackInfo& info) {
   return census;
 }
 
-Napi::Object Init(Napi::Env env, Napi::Object exports) {
+Napi::Object InitAddon(Napi::Env env, Napi::Object exports) {
   env.SetInstanceData(new Environment(env));
   Export(exports, "setErrorClass", SetErrorClass);
   Export(exports, "census", Census);
@@ -64,6 +64,6 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
 
 }  // namespace
 
-NODE_API_MODULE(node_rdma, Init)
+NODE_API_MODULE(node_rdma, InitAddon)
 
 }  // namespace rdma

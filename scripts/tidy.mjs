@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// clang-tidy over native/, a room per core, remembering which rooms were clean: one is looked at again when a file of it,
+// clang-tidy over native/, one per core of what the compiler is given, remembering which were clean: one is looked at again when a file of it,
 // a header of ours that it includes, the checks or the compiler's flags have changed.
 
 import { execFile } from 'node:child_process';
@@ -23,7 +23,7 @@ function withIncludes(file, seen = new Set()) {
 
 const analyzer = (...args) => args.map((arg) => `--extra-arg=${arg}`);
 const OPTIONS = [
-  // The files of a room are included into what the compiler is given.
+  // Its files are included into what the compiler is given.
   ...analyzer('-Xclang', '-analyzer-opt-analyze-headers'),
   // It goes through each function in so many steps at the most: with its own limit of 225,000 it takes many times as
   // long, nearly all of it in the headers of Node-API.
@@ -46,7 +46,7 @@ await whenMain(import.meta.url, async () => {
     .map(({ file }) => relative(root, file))
     .map((file) => ({ file, stamp: join(cache, contentHash([...withIncludes(file), '.clang-tidy'], flags)) }))
     .filter(({ stamp }) => !existsSync(stamp));
-  if (todo.length > 0) say(`tidy: ${todo.length} rooms`);
+  if (todo.length > 0) say(`tidy: ${todo.length} units`);
 
   const faults = [];
   const worker = async () => {

@@ -80,9 +80,11 @@ describe.runIf(isRxe)('on the wire', { timeout: 300_000 }, () => {
     expect(own.numbers.slice(0, 2)).toEqual(theirs.numbers.slice(0, 2));
     expect(own.numbers).toHaveLength(theirs.numbers.length);
     // The units agree: no more is meant by this.
-    const ratio = own.numbers[column]! / theirs.numbers[column]!;
-    expect(ratio).toBeGreaterThan(1 / 20);
-    expect(ratio).toBeLessThan(20);
+    const [ownFigure, theirFigure] = [own.numbers[column]!, theirs.numbers[column]!];
+    // It measures its clock, and prints 0 where the machine is too busy for that.
+    const figure = theirFigure === 0 ? ownFigure : theirFigure;
+    expect(ownFigure).toBeGreaterThan(figure / 20);
+    expect(ownFigure).toBeLessThan(figure * 20);
   });
 
   it('pingpong plays with ibv_rc_pingpong, and tells addresses and times in its words', async () => {
