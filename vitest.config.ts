@@ -20,6 +20,8 @@ const inVm = (name: string, files: string, env: Record<string, string>, drivers:
     // What is refused before any device is asked.
     exclude: ['arguments', 'binding'].map((file) => `build/vm-tests/test/device/${file}.test.ts.js`),
     experimental: { viteModuleRunner: false, nodeLoader: false },
+    // It has no processors to spare for threads of V8.
+    execArgv: ['--expose-gc', '--single-threaded'],
     pool: vmPool({ RDMA_TEST_REQUIRED: '1', RDMA_TEST_BACKEND: 'rxe', ...env }, drivers),
     // The end of the VM.
     teardownTimeout: 60_000,

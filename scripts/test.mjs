@@ -47,6 +47,7 @@ const steps = {
   model: { builds: true, command: ['make', '-C', 'test/mlx5-model', `OUT=${join(root, 'build/model')}`] },
   'vm-tests': { builds: true, command: script('vm-tests') },
   rxe: suite('rxe', 'rxe', { vm: true, needs: ['image', 'gpu-drivers', 'vm-tests'] }),
+  vm: suite('vm', 'vm', { vm: true, needs: ['image'], env: () => ({ RDMA_TEST_REQUIRED: '1' }) }),
   // With the compiler that Debian's kernel was made by; other distributions have another one, and other packages of kernels.
   drivers: {
     builds: true,
@@ -76,7 +77,6 @@ const steps = {
       UBSAN_OPTIONS: 'print_stacktrace=1',
     }),
   }),
-  vm: suite('vm', 'vm', { vm: true, needs: ['image'], env: () => ({ RDMA_TEST_REQUIRED: '1' }) }),
   'model-check': { needs: ['model'], command: script('check-model') },
   pack: { command: script('check-pack') },
   types: { command: [node, bin('typescript/bin/tsc'), '-p', 'tsconfig.check.json'] },
@@ -228,6 +228,8 @@ function closure(names) {
   return Object.keys(steps).filter((name) => wanted.has(name));
 }
 
+const isInVm = (name) => steps[name].vm;
+
 /** As many at once as there are cores: each step starts when what it needs has ended. */
 async function runSteps(names, extra, live) {
   const waiting = [...names];
@@ -243,11 +245,9 @@ async function runSteps(names, extra, live) {
         continue;
       }
       const isReady = needs.every((need) => done.has(need));
-      const isSecondVm =
-        steps[name].vm &&
-        [...running.keys()].some((other) => steps[other].vm) &&
-        !waiting.every((other) => steps[other].vm);
-      if (!isReady || isSecondVm || running.size >= availableParallelism()) continue;
+      // Unless nothing else is left.
+      const isOneTooMany = isInVm(name) && !waiting.every(isInVm) && [...running.keys()].some(isInVm);
+      if (!isReady || isOneTooMany || running.size >= availableParallelism()) continue;
       waiting.splice(waiting.indexOf(name), 1);
       running.set(
         name,

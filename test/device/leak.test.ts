@@ -28,7 +28,7 @@ import {
 expectNoLeaks();
 
 // The sanitizers find at once what is wrong with a single one.
-const CYCLES = isRxe ? 20 : isSanitized ? 200 : 10_000;
+const CYCLES = isRxe ? 16 : isSanitized ? 100 : 10_000;
 // Of what takes many times as long.
 const FEWER = Math.max(CYCLES / 10, 8);
 // What the allocators wander by.

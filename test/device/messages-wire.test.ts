@@ -88,8 +88,8 @@ describe.runIf(isRxe)('messages over a bad wire', () => {
     }
   });
 
-  it.each(['1%', '5%'])('arrive whole, in order and once, where %s of the packets are lost', async (loss) => {
-    for (const device of ['v0', 'v1']) tc('add', 'dev', device, 'root', 'netem', 'loss', loss);
+  it('arrive whole, in order and once, where 5% of the packets are lost', async () => {
+    for (const device of ['v0', 'v1']) tc('add', 'dev', device, 'root', 'netem', 'loss', '5%');
     await bothWays();
   });
 });
