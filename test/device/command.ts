@@ -1,8 +1,8 @@
-/** The command node-rdma for tests of the device: as a user would run it, or in this process where starting one takes a second and more. */
+/** The command node-rdma for tests of the device: as a user would run it, or in this process where starting one takes seconds. */
 import { vi } from 'vitest';
 import { buildProgram } from '../../lib/cli/program.ts';
 import { type Ended, start } from '../unit/command.ts';
-import { isRxe, isSanitized } from './fixture.ts';
+import { isRxe } from './fixture.ts';
 
 /** Its output so far, and its end. */
 interface Running {
@@ -43,8 +43,7 @@ function runHere(args: readonly string[]): Running {
 }
 
 /** Starts it. */
-export const run = (args: readonly string[]): Running =>
-  isRxe || isSanitized ? runHere(args) : start(args, { input: '' });
+export const run = (args: readonly string[]): Running => (isRxe ? runHere(args) : start(args, { input: '' }));
 
 /** Runs it to its end. */
 export const command = (args: readonly string[]): Promise<Ended> => run(args).ended;

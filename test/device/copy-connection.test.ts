@@ -62,8 +62,10 @@ describe('copies between connections', () => {
         await withCopyClient(host, route(port), soon(), async (client) => {
           await client.put(file, '');
           const more = withCopyClient(host, route(port), soon(), async () => {});
-          const { code } = await rejection(more);
-          expect(code).toMatch(isRxe ? /^ECONNREFUSED$/ : /^(ECONNRESET|ETIMEDOUT)$/);
+          const { code, name } = await rejection(more);
+          // By TCP the connection is made and ended: what is sent then finds nobody, or the end is seen before.
+          const ends = ['ECONNRESET', 'ETIMEDOUT', 'WorkCompletionError'];
+          expect(isRxe ? ['ECONNREFUSED'] : ends).toContain(code ?? name);
         });
         expect(fs.readFileSync(join(served, 'file')).equals(data)).toBe(true);
         // Its place is free when the server has seen that it has gone.
