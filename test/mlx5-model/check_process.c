@@ -157,8 +157,8 @@ static bool idle_is_cheap(void) {
   double before = cpu_seconds();
   usleep(1000000);
   double used = cpu_seconds() - before;
-  if (used > 0.01) printf("  %.1f ms CPU in one idle second\n", used * 1e3);
-  EXPECT(used <= 0.01);
+  if (used > 0.1) printf("  %.1f ms CPU in one idle second\n", used * 1e3);
+  EXPECT(used <= 0.1); /* spinning takes all of it */
   EXPECT(some_traffic(&p));
   return pair_close(&p);
 }
