@@ -234,8 +234,6 @@ function closure(names) {
   return Object.keys(steps).filter((name) => wanted.has(name));
 }
 
-const isInVm = (name) => steps[name].vm;
-
 /** As many at once as there are cores: each step starts when what it needs has ended. */
 async function runSteps(names, extra, live) {
   const waiting = [...names];
@@ -251,9 +249,8 @@ async function runSteps(names, extra, live) {
         continue;
       }
       const isReady = needs.every((need) => done.has(need));
-      // Unless nothing else is left.
-      const isOneTooMany = isInVm(name) && !waiting.every(isInVm) && [...running.keys()].some(isInVm);
-      if (!isReady || isOneTooMany || running.size >= availableParallelism()) continue;
+      const isSecondVm = steps[name].vm && [...running.keys()].some((other) => steps[other].vm);
+      if (!isReady || isSecondVm || running.size >= availableParallelism()) continue;
       waiting.splice(waiting.indexOf(name), 1);
       running.set(
         name,
