@@ -1,11 +1,11 @@
 // Captures of foreign tools on Soft-RoCE, some with losses, decode by us as tshark decodes them, and their flows tell what
 // the tools were told to send. Also the other way: what we write, tshark reads.
 import { execFileSync } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { cpSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import {
   encodePacket,
   type Flow,
@@ -24,6 +24,10 @@ import { decodedByTshark, decodedByUs } from '../unit/roce-tshark.ts';
 const root = fileURLToPath(new URL('../../', import.meta.url));
 const out = mkdtempSync(join(tmpdir(), 'node-rdma-roce-'));
 afterAll(() => rmSync(out, { recursive: true }));
+// What is lost on the wire is another packet each time: a failure can be looked at only in what was captured.
+beforeEach(({ onTestFailed }) =>
+  onTestFailed(() => cpSync(out, join(root, 'build/results/captures'), { recursive: true })),
+);
 
 beforeAll(async () => {
   const env = { PATH: process.env.PATH, OUT: out, ROOT: root, NODE: process.execPath };
