@@ -17,9 +17,9 @@ const inVm = (name: string, files: string, env: Record<string, string>, drivers:
   suite(name, {
     ...onDevice,
     include: [`build/vm-tests/test/${files}.test.ts.js`],
-    // What is refused before any device is asked; and what is built on memory, messages and their calls, of which
-    // messages.test.ts and messages-wire.test.ts have what a device can do to it.
-    exclude: ['arguments', 'binding', 'messages-hostile', 'messages-memory', 'pool', 'rpc'].map(
+    // What is refused before any device is asked; and more of messages and calls, of which messages.test.ts and
+    // messages-wire.test.ts have what a device can do to them.
+    exclude: ['arguments', 'binding', 'messages-hostile', 'messages-memory', 'rpc'].map(
       (file) => `build/vm-tests/test/device/${file}.test.ts.js`,
     ),
     experimental: { viteModuleRunner: false, nodeLoader: false },

@@ -1,6 +1,6 @@
 #!/usr/bin/env node
-// clang-tidy over native/, one per core of what the compiler is given, remembering which were clean: one is looked at again when a file of it,
-// a header of ours that it includes, the checks or the compiler's flags have changed.
+// clang-tidy over native/: over what the compiler is given, one per core, remembering what was clean. It is looked at again
+// when a file of it, a header of ours that it includes, the checks or the compiler's flags have changed.
 
 import { execFile } from 'node:child_process';
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
