@@ -129,3 +129,47 @@ export class PendingAcks {
     }
   }
 }
+
+/** No window is that large: a queue pair that jumps so far has begun anew. */
+export const WINDOW = 1 << 16;
+const RANGES = 16;
+
+/**
+ * PSNs that have been counted, as far as a window goes back: ranges, lowest first. There are several when the start of a
+ * flow, or a whole read, was lost before the capture. When there are too many, the hole between the lowest two is closed.
+ */
+export class PsnRanges {
+  readonly #ranges: { from: number; to: number }[] = [];
+
+  clear(): void {
+    this.#ranges.length = 0;
+  }
+
+  has(psn: number): boolean {
+    return this.#ranges.some(({ from, to }) => psnDistance(psn, from) >= 0 && psnDistance(psn, to) < 0);
+  }
+
+  /** Adds the PSNs up to, not including, `end`. @returns whether the first was new */
+  add(psn: number, end: number): boolean {
+    const ranges = this.#ranges;
+    const last = ranges[ranges.length - 1];
+    if (last !== undefined && last.to === psn) {
+      last.to = end;
+      if (psnDistance(end, last.from) > WINDOW) last.from = psnAdd(end, -WINDOW);
+      if (psnDistance(end, ranges[0]!.to) > WINDOW) ranges.shift();
+      return true;
+    }
+    if (this.has(psn)) return false;
+    let i = ranges.findLastIndex(({ to }) => psnDistance(to, psn) <= 0);
+    if (ranges[i]?.to !== psn) ranges.splice(++i, 0, { from: psn, to: psn });
+    const range = ranges[i]!;
+    range.to = end;
+    const above = ranges[i + 1];
+    if (above !== undefined && psnDistance(above.from, end) <= 0) {
+      if (psnDistance(above.to, end) > 0) range.to = above.to;
+      ranges.splice(i + 1, 1);
+    }
+    if (ranges.length > RANGES) ranges[0]!.to = ranges.splice(1, 1)[0]!.to;
+    return true;
+  }
+}

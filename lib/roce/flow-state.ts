@@ -1,13 +1,11 @@
 import type { FlowEventBody } from './flow-events.ts';
-import { Durations, PendingAcks, psnAdd, psnDistance, Timeline } from './flow-measures.ts';
+import { Durations, PendingAcks, PsnRanges, psnAdd, psnDistance, Timeline, WINDOW } from './flow-measures.ts';
 import { Assembler } from './flow-message.ts';
 import { Ecn } from './lower.ts';
 import { type OpcodeInfo, type Operation, Transport } from './opcodes.ts';
 import { decodeSyndrome, NakCode } from './syndrome.ts';
 import type { PacketView } from './view.ts';
 
-/** No window is that large: a queue pair with this number has begun anew. */
-const RESTART = 1 << 16;
 const mtus = [4096, 2048, 1024, 512, 256];
 /** What the responder answers each time, asked or not. */
 const answered: ReadonlySet<Operation> = new Set(['RDMA_READ', 'ATOMIC', 'ATOMIC_WRITE', 'FLUSH']);
@@ -19,6 +17,10 @@ interface Sequence {
   due: number;
   /** The PSN behind the highest that was sent. */
   high: number;
+  /** What has come in its turn. */
+  readonly taken: PsnRanges;
+  /** What has been told as messages. */
+  readonly told: PsnRanges;
   readonly assembler: Assembler;
 }
 
@@ -119,7 +121,14 @@ export class Flow {
     this.destQp = view.destQp;
     this.firstTimestamp = timestamp;
     this.lastTimestamp = timestamp;
-    const sequence = () => ({ isStarted: false, due: 0, high: 0, assembler: new Assembler(context.keepPayload) });
+    const sequence = () => ({
+      isStarted: false,
+      due: 0,
+      high: 0,
+      taken: new PsnRanges(),
+      told: new PsnRanges(),
+      assembler: new Assembler(context.keepPayload),
+    });
     this.#requests = sequence();
     this.#responses = sequence();
   }
@@ -142,7 +151,7 @@ export class Flow {
     if (info.transport === Transport.UD) {
       this.datagramSource = view.srcQp;
       // The PSNs of a sender count for all its destinations.
-      this.#accept(this.#requests, view, info, time);
+      this.#accept(this.#requests, view, info, time, true);
     } else if (info.isResponse) this.#addResponse(view, info, time);
     else if (info.operation !== 'MANUFACTURER') this.#addRequest(view, info, time);
   }
@@ -168,7 +177,7 @@ export class Flow {
     const requests = this.#requests;
     const { psn } = view;
     if (info.position === 'FIRST' || info.position === 'MIDDLE') this.learnMtu(view.payloadLength);
-    if (Math.abs(psnDistance(psn, requests.high)) > RESTART) requests.isStarted = false;
+    beginAnew(requests, psn);
     if (!requests.isStarted) {
       this.#acked = psn;
       this.#openRead = undefined;
@@ -215,17 +224,24 @@ export class Flow {
     else {
       this.retransmissions++;
       if (this.#context.hasListener) this.#emit(time, { type: 'retransmission', of, psn });
+      // It was lost before the capture, which has passed over it; or a read is asked for anew, behind what is complete.
+      const behind = psnDistance(psn, sequence.due);
+      const isPassed = behind < 0 && info.transport !== Transport.UC && !sequence.taken.has(psn);
+      if (isPassed || (behind > 0 && of === 'responses' && isStart(info))) {
+        sequence.due = psn;
+        sequence.assembler.abort();
+      }
     }
     if (psn === sequence.due) {
       sequence.due = next;
-      this.#accept(sequence, view, info, time);
+      this.#accept(sequence, view, info, time, sequence.taken.add(psn, next));
     } else if (psnDistance(psn, sequence.due) > 0) this.outOfOrder++;
     return ahead < 0;
   }
 
-  #accept(sequence: Sequence, view: PacketView, info: OpcodeInfo, time: number): void {
+  #accept(sequence: Sequence, view: PacketView, info: OpcodeInfo, time: number, isNew: boolean): void {
     const { payloadLength } = view;
-    if (payloadLength > 0) {
+    if (payloadLength > 0 && isNew) {
       this.goodBytes += payloadLength;
       this.goodput.add(time, payloadLength);
     }
@@ -233,9 +249,11 @@ export class Flow {
     if (info.operation === 'RDMA_READ' && !info.isResponse) return;
     const message = sequence.assembler.add(view, info, time);
     if (message === undefined) return;
+    const { start, ...rest } = message;
+    const isDatagram = info.transport === Transport.UD;
+    if (!isDatagram && !sequence.told.add(message.psn, psnAdd(message.psn, message.packets))) return;
     this.messages++;
     if (!this.#context.hasListener) return;
-    const { start, ...rest } = message;
     this.#emit(time, { type: 'message', ...rest, duration: time - start });
   }
 
@@ -263,7 +281,10 @@ export class Flow {
     this.#openRead = undefined;
     const end = psnAdd(psn, span);
     if (requests.high !== psnAdd(psn, 1)) return;
-    if (requests.due === requests.high) requests.due = end;
+    if (requests.due === requests.high) {
+      requests.due = end;
+      requests.taken.add(requests.high, end);
+    }
     requests.high = end;
   }
 
@@ -322,11 +343,10 @@ export class Flow {
 
   #addReadResponse(view: PacketView, info: OpcodeInfo, time: number): void {
     const responses = this.#responses;
-    const isStart = info.position === 'FIRST' || info.position === 'ONLY';
-    const ahead = psnDistance(view.psn, responses.high);
+    beginAnew(responses, view.psn);
     // PSNs between two reads belong to other requests.
-    const isNew = isStart && ahead > 0 && !responses.assembler.isActive && responses.due === responses.high;
-    if (isNew || Math.abs(ahead) > RESTART) responses.isStarted = false;
+    const isBehindAll = responses.due === responses.high && !responses.assembler.isActive;
+    if (isBehindAll && isStart(info) && psnDistance(view.psn, responses.high) > 0) responses.isStarted = false;
     this.#sequence(responses, 'responses', view, info, time);
   }
 
@@ -356,4 +376,15 @@ export class Flow {
     const end = this.#openRead === undefined ? high : psnAdd(high, Math.ceil(this.#openRead.length / mtus.at(-1)!));
     return isStarted && psnDistance(psn, this.#acked) >= -1 && psnDistance(psn, end) < 0;
   }
+}
+
+function isStart({ position }: OpcodeInfo): boolean {
+  return position === 'FIRST' || position === 'ONLY';
+}
+
+function beginAnew(sequence: Sequence, psn: number): void {
+  if (Math.abs(psnDistance(psn, sequence.high)) <= WINDOW) return;
+  sequence.isStarted = false;
+  sequence.taken.clear();
+  sequence.told.clear();
 }

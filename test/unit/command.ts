@@ -16,8 +16,8 @@ export interface Ended {
 export interface Started extends Ended {
   child: ChildProcess;
   ended: Promise<Ended>;
-  /** Waits until stdout has that text. */
-  untilOutput(text: string): Promise<void>;
+  /** Waits until stdout has that text, or matches. */
+  untilOutput(text: string | RegExp): Promise<void>;
 }
 
 export interface CommandOptions {
@@ -51,7 +51,7 @@ export function start(args: readonly string[], options: CommandOptions = {}): St
       });
     }),
     untilOutput: async (text) => {
-      while (!started.stdout.includes(text)) {
+      while (typeof text === 'string' ? !started.stdout.includes(text) : !text.test(started.stdout)) {
         if (child.exitCode !== null || child.signalCode !== null) {
           throw new Error(`it ended without '${text}':\n${started.stdout}${started.stderr}`);
         }
