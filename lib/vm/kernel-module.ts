@@ -105,7 +105,7 @@ async function prepareSource(kernel: Kernel, options: PrepareOptions): Promise<s
       'dpkg-deb --fsys-tarfile "$deb" | tar -xO --wildcards "./usr/src/linux-source-*.tar.xz" | ' +
       'tar -xJ -C "$to" --strip-components=4 --wildcards "$@"';
     const wanted = folders.map((folder) => `*/drivers/infiniband/sw/${folder}/*`);
-    await runTool('bash', ['-c', pipe, 'bash', join(debs, source), scratch, ...wanted], { signal });
+    await runTool('bash', ['--norc', '-c', pipe, 'bash', join(debs, source), scratch, ...wanted], { signal });
     await rm(debs, { recursive: true });
   });
 }

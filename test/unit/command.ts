@@ -32,13 +32,14 @@ const DEADLINE_MS = 280_000;
 
 /** Starts it. One that does not end by itself is killed at the deadline, which shows as SIGKILL. */
 export function start(args: readonly string[], options: CommandOptions = {}): Started {
-  // Node takes a terminal of a CI for one without colours.
-  const own = { CI: undefined, NO_COLOR: undefined, FORCE_COLOR: undefined };
+  // Node takes a terminal of a CI for one without colours. BASH_ENV would be run by each bash.
+  const own = { CI: undefined, NO_COLOR: undefined, FORCE_COLOR: undefined, BASH_ENV: undefined };
   const env: NodeJS.ProcessEnv = { ...process.env, ...own, ...options.env };
   // vitest's workers are told so by these; ours is a plain program.
   for (const key of ['NODE_OPTIONS', 'VITEST', 'VITEST_WORKER_ID', 'VITEST_POOL_ID']) delete env[key];
+  // With a socket as its input bash would take itself for a remote shell, and run ~/.bashrc: seconds in the VM.
   const command =
-    options.shell === undefined ? [process.execPath, main, ...args] : ['bash', '-c', shell(options.shell)];
+    options.shell === undefined ? [process.execPath, main, ...args] : ['bash', '--norc', '-c', shell(options.shell)];
   const child = spawn(command[0]!, command.slice(1), { env, stdio: ['pipe', 'pipe', 'pipe'] });
   const started: Started = {
     ...{ child, code: null, signal: null, stdout: '', stderr: '' },
