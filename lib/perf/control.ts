@@ -13,39 +13,51 @@ export function perfError(message: string): Error {
   return Object.assign(new Error(message), { code: 'ERR_PERF' });
 }
 
+/** Ends a connection with the signal, unless it has ended before. */
+function endWith(socket: Socket, signal: AbortSignal): Socket {
+  const end = () => socket.destroy();
+  signal.addEventListener('abort', end, { once: true });
+  return socket.once('close', () => signal.removeEventListener('abort', end));
+}
+
+/** Listens for one peer. `onListening` is told the port. The connection ends with the signal. */
+export async function acceptOne(
+  port: number,
+  signal: AbortSignal,
+  onListening: (port: number) => void,
+): Promise<Socket> {
+  signal.throwIfAborted();
+  const server = createServer();
+  try {
+    server.listen({ port });
+    await once(server, 'listening', { signal });
+    onListening((server.address() as { port: number }).port);
+    const [socket] = (await once(server, 'connection', { signal })) as [Socket];
+    return endWith(socket, signal);
+  } finally {
+    server.close();
+  }
+}
+
+/** Connects to a peer. The connection ends with the signal. */
+export async function connectTo(host: string, port: number, signal: AbortSignal): Promise<Socket> {
+  signal.throwIfAborted();
+  const socket = endWith(connect({ host, port }), signal);
+  await once(socket, 'connect', { signal });
+  return socket;
+}
+
 /** A connection that carries objects. */
 export class Control {
   readonly #socket: Socket;
   readonly #lines: AsyncIterator<{ error?: unknown }>;
 
-  constructor(socket: Socket, signal: AbortSignal) {
+  constructor(socket: Socket) {
     this.#socket = socket;
     socket.setNoDelay(true);
     // What ends it shows at the next receive.
     socket.on('error', () => {});
-    signal.addEventListener('abort', () => socket.destroy(), { once: true });
     this.#lines = lines(socket);
-  }
-
-  /** Listens for one peer. `onListening` is told the port. */
-  static async accept(port: number, signal: AbortSignal, onListening: (port: number) => void): Promise<Control> {
-    signal.throwIfAborted();
-    const server = createServer();
-    signal.addEventListener('abort', () => server.close(), { once: true });
-    server.listen({ port });
-    await once(server, 'listening', { signal });
-    onListening((server.address() as { port: number }).port);
-    const [socket] = (await once(server, 'connection', { signal })) as [Socket];
-    server.close();
-    return new Control(socket, signal);
-  }
-
-  static async connect(host: string, port: number, signal: AbortSignal): Promise<Control> {
-    signal.throwIfAborted();
-    const socket = connect({ host, port });
-    const control = new Control(socket, signal);
-    await once(socket, 'connect', { signal });
-    return control;
   }
 
   send(message: object): void {

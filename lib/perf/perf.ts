@@ -3,7 +3,7 @@ import type { ConnectOptions } from '../endpoint/connect.ts';
 import type { Mtu } from '../native/constants.gen.ts';
 import type { Context } from '../verbs/context.ts';
 import { openDevice } from '../verbs/device.ts';
-import { Control, perfError } from './control.ts';
+import { acceptOne, Control, connectTo, perfError } from './control.ts';
 import {
   type Bandwidth,
   type Latency,
@@ -86,7 +86,7 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
     ...{ qps: isLatency(test) ? 1 : qps, txDepth, rxDepth, maxSize: Math.max(8, ...sizes) },
     inline: isPingPong(test) ? INLINE : 0,
   };
-  const control = await Control.connect(host, port, signal);
+  const control = new Control(await connectTo(host, port, signal));
   let context: Context | undefined;
   try {
     context = openDevice(options.device);
@@ -127,7 +127,7 @@ export async function runPerfServer(options: PerfOptions, onListening: (port: nu
   const context = openDevice(options.device);
   let control: Control | undefined;
   try {
-    control = await Control.accept(port, signal, onListening);
+    control = new Control(await acceptOne(port, signal, onListening));
     await serve(context, control, options);
   } catch (error) {
     control?.send({ error: (error as Error).message });

@@ -1,8 +1,6 @@
 /** Ping-pong with the programs ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong of rdma-core, or with itself. */
 import { execFileSync } from 'node:child_process';
 import { randomInt } from 'node:crypto';
-import { once } from 'node:events';
-import { connect, createServer, type Socket } from 'node:net';
 import { rangeError } from '../args.ts';
 import { LinkLayer, type Mtu, QpState, QpType, WrOpcode } from '../native/constants.gen.ts';
 import { GRH_BYTES } from '../verbs/address-handle.ts';
@@ -12,6 +10,7 @@ import { formatGid, parseGid } from '../verbs/gid.ts';
 import { requireNoIwarp } from '../verbs/iwarp.ts';
 import type { QpAttr } from '../verbs/qp-attributes.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
+import { acceptOne, connectTo } from './control.ts';
 import { checkCompletion, giveTurn, isTurnDue, nextCompletions } from './spin.ts';
 
 /** How to play. The defaults are those of the C programs. */
@@ -167,14 +166,7 @@ class Game {
   /** Exchanges the addresses: the client begins, the server answers when it is ready to receive. */
   async #serve(): Promise<PingpongAddress> {
     const { port, signal, onLocal } = this.#o;
-    const server = createServer();
-    signal.addEventListener('abort', () => server.close(), { once: true });
-    server.listen({ port });
-    await once(server, 'listening', { signal });
-    onLocal(this.#local);
-    const [socket] = (await once(server, 'connection', { signal })) as [Socket];
-    server.close();
-    signal.addEventListener('abort', () => socket.destroy(), { once: true });
+    const socket = await acceptOne(port, signal, () => onLocal(this.#local));
     const chunks = socket[Symbol.asyncIterator]();
     const remote = decode(await read(chunks, ADDRESS_BYTES));
     await this.#connect(remote);
@@ -187,10 +179,7 @@ class Game {
   async #call(host: string): Promise<PingpongAddress> {
     const { port, signal, onLocal } = this.#o;
     onLocal(this.#local);
-    signal.throwIfAborted();
-    const socket = connect({ host, port });
-    signal.addEventListener('abort', () => socket.destroy(), { once: true });
-    await once(socket, 'connect', { signal });
+    const socket = await connectTo(host, port, signal);
     socket.write(encode(this.#local));
     const remote = decode(await read(socket[Symbol.asyncIterator](), ADDRESS_BYTES));
     socket.end('done\0');
