@@ -1,11 +1,13 @@
 /** Copies as the command makes them: on Soft-RoCE by the connection manager, elsewhere by the exchange over TCP. */
+import { createHash } from 'node:crypto';
 import * as fs from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { type CopyRoute, type ServeOptions, serveCopies, withCopyClient } from '../../lib/copy/connection.ts';
 import type { ServedFile } from '../../lib/copy/server.ts';
-import { command, start } from '../unit/command.ts';
+import { createEventChannel, openDevice } from '../../lib/index.ts';
+import { command, jsonLines, type Started, start } from '../unit/command.ts';
 import { addressA, addressB, newPort, rejection } from './cm.ts';
 import { DEADLINE_MS, deviceA, deviceB, expectNoLeaks, fill, isRxe, until, within } from './fixture.ts';
 
@@ -75,6 +77,40 @@ describe('copies between connections', () => {
     );
   });
 
+  it.runIf(isRxe)('go on when those that are to be refused have gone', async () => {
+    const errors: Error[] = [];
+    const file = join(root, 'file');
+    fs.writeFileSync(file, 'after all that');
+    await serving(
+      async (port, files) => {
+        await withCopyClient(host, route(port), soon(), async (client) => {
+          using context = openDevice(deviceA);
+          const pd = context.allocPd();
+          const sendCq = context.createCq(64);
+          const channels = Array.from({ length: 8 }, () => createEventChannel());
+          const asking = channels.map(async (channel) => {
+            const id = channel.createId();
+            await id.resolveAddr({ address: host, port }, { src: { address: addressA }, signal: soon() });
+            await id.resolveRoute({ signal: soon() });
+            await id.createQp(pd, { sendCq, cap: { maxSendWr: 4, maxRecvWr: 4 } });
+            return id;
+          });
+          for (const id of await within(Promise.all(asking), 'the routes')) {
+            id.connect({}).catch(() => {});
+            id.channel.close({ cascade: true });
+          }
+          await until(() => errors.length > 0, 'a refusal that nobody takes');
+          for (const error of errors) expect(error).toMatchObject({ code: 'EINVAL', syscall: 'rdma_reject' });
+          await client.put(file, '');
+          context.close({ cascade: true });
+        });
+        await until(() => files.length === 1, 'the file');
+      },
+      { maxConnections: 1, onError: (error) => errors.push(error) },
+    );
+    expect(fs.readFileSync(join(served, 'file'), 'utf8')).toBe('after all that');
+  });
+
   it('end with the server', async () => {
     const abort = new AbortController();
     await serving(
@@ -123,6 +159,65 @@ describe('copies between connections', () => {
 });
 
 describe('node-rdma serve and cp', () => {
+  const slow = { timeout: 600_000 };
+
+  const serve = (port: string): Started => start(['serve', served, '-I', addressB, '-p', port, '--json']);
+  const sizeOf = (path: string) => fs.statSync(path, { throwIfNoEntry: false })?.size ?? 0;
+
+  /** Waits until something has arrived of a file, beyond what was there. */
+  async function untilMore(path: string, than = 0): Promise<number> {
+    const end = performance.now() + DEADLINE_MS;
+    while (sizeOf(path) <= than) {
+      if (performance.now() > end) throw new Error(`${path} does not grow`);
+      // The processor is theirs meanwhile.
+      await new Promise((resolve) => setTimeout(resolve, 5));
+    }
+    return sizeOf(path);
+  }
+
+  it.runIf(isRxe)('go on after kill -9 of either side, and make no file of a part', slow, async () => {
+    const [file, small] = [join(root, 'file'), join(root, 'small')];
+    const data = fill(Buffer.alloc(16 << 20), 5);
+    fs.writeFileSync(file, data);
+    fs.writeFileSync(small, 'small', { mode: 0o640 });
+    const port = String(newPort());
+    const part = join(served, '.file.rdma-part');
+    const args = ['cp', '-p', port, '-I', addressA, '--json'];
+
+    const server = serve(port);
+    await server.untilOutput('listening');
+    const killed = start([...args, file, `${addressB}:`]);
+    const first = await untilMore(part);
+    killed.child.kill('SIGKILL');
+    expect(await killed.ended).toMatchObject({ signal: 'SIGKILL' });
+    await server.untilOutput('"error"');
+
+    const orphaned = start([...args, file, `${addressB}:`]);
+    await untilMore(part, Math.max(first, sizeOf(part)));
+    server.child.kill('SIGKILL');
+    const { code, stderr } = await orphaned.ended;
+    expect(stderr).toMatch(/^node-rdma: .+\n$/);
+    expect(code).toBe(1);
+    expect(fs.readdirSync(served)).toEqual(['.file.rdma-part']);
+    const second = sizeOf(part);
+    expect(second).toBeGreaterThan(first);
+
+    const again = serve(port);
+    await again.untilOutput('listening');
+    const done = await command([...args, file, small, `${addressB}:`]);
+    expect([done.code, done.stderr]).toEqual([0, '']);
+    const sha256 = createHash('sha256').update(data).digest('hex');
+    expect(jsonLines(done.stdout)).toMatchObject([
+      { type: 'file', direction: 'put', source: file, bytes: data.length, resumedAt: second, sha256 },
+      { source: small, bytes: 5, resumedAt: 0 },
+    ]);
+    expect(fs.readFileSync(join(served, 'file')).equals(data)).toBe(true);
+    expect(fs.statSync(join(served, 'small')).mode & 0o777).toBe(0o640);
+    expect(fs.readdirSync(served).sort()).toEqual(['file', 'small']);
+    again.child.kill('SIGINT');
+    expect(await again.ended).toMatchObject({ code: 0, stderr: '' });
+  });
+
   it.runIf(!isRxe)('serve ends by Ctrl-C with exit code 0, and says where it cannot', async () => {
     const started = start(['serve', served, '--tcp', '-p', '0', '-d', deviceA]);
     await started.untilOutput(`serving ${served} on port `);

@@ -1,4 +1,5 @@
-/** Messages over a wire that loses packets, and by the connection manager. */
+/** Messages over a wire that loses packets or goes down, and by the connection manager. */
+
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -31,9 +32,9 @@ expectNoLeaks();
 const open = { timeoutMs: DEADLINE_MS };
 const limits = { bufferBytes: 1024, buffers: 8 };
 
-/** Endpoints that have the patience of a program on a bad wire: 0.27 s eight times and more. */
+/** Endpoints that have the patience of a program on a bad wire: 0.54 s eight times and more. */
 async function patient(): Promise<[Endpoint, Endpoint]> {
-  const how = { host: '127.0.0.1', timeout: 16, retryCnt: 7 };
+  const how = { host: '127.0.0.1', timeout: 17, retryCnt: 7 };
   const listener = await listenTcp({ ...messageEndpoint({ pd: ends.pdB, ...limits }), ...how, port: 0 });
   const to = { ...messageEndpoint({ pd: ends.pdA, ...limits }), ...how, port: listener.port };
   const pair = await Promise.all([connectTcp(to), listener.accept()]);
@@ -65,10 +66,11 @@ async function takeAll(messages: Messages): Promise<string> {
 
 const lengths = [1, 1008, 1009, 20_000, 0, 300, 65_536, 1000, 17, 40_000, 900, 900, 5];
 
-async function bothWays(): Promise<void> {
+async function bothWays(meanwhile: () => Promise<void> = async () => {}): Promise<void> {
   const [endpointA, endpointB] = await patient();
   const [a, b] = await Promise.all([Messages.open(endpointA, open), Messages.open(endpointB, open)]);
   const all = Promise.all([sendAll(a, lengths, 1), takeAll(b), sendAll(b, lengths, 50), takeAll(a)]);
+  await meanwhile();
   const [sentByA, takenByB, sentByB, takenByA] = await within(all, 'all messages');
   expect([takenByB, takenByA]).toEqual([sentByA, sentByB]);
   await within(Promise.all([a.close(), b.close()]), 'close');
@@ -91,6 +93,14 @@ describe.runIf(isRxe)('messages over a bad wire', () => {
   it('arrive whole, in order and once, where 5% of the packets are lost', async () => {
     for (const device of ['v0', 'v1']) tc('add', 'dev', device, 'root', 'netem', 'loss', '5%');
     await bothWays();
+  });
+
+  it('arrive after the wire was down for three seconds', async () => {
+    await bothWays(async () => {
+      for (const device of ['v0', 'v1']) tc('add', 'dev', device, 'root', 'netem', 'loss', '100%');
+      await sleep(3000);
+      for (const device of ['v0', 'v1']) tc('del', 'dev', device, 'root');
+    });
   });
 });
 
