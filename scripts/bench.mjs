@@ -11,7 +11,8 @@ import { CommandError, root, run, say, whenMain } from './shell.mjs';
 
 const model = join(root, 'build/model/libmlx5model.so');
 
-function compile() {
+/** @returns {string} the C side */
+export function compile() {
   run('make', ['-s', '-C', 'test/mlx5-model', model]);
   mkdirSync(join(root, 'build/bench'), { recursive: true });
   const program = join(root, 'build/bench/bench');

@@ -66,10 +66,10 @@ const steps = {
   sanitized: { builds: true, command: script('build', '--sanitize') },
   tidy: { command: script('tidy'), tool: 'clang-tidy-14' },
   // The whole suite runs with the sanitizers, and in the VM without them. Here without them: leaks in ten thousand rounds,
-  // all ways to post by libmlx5; and the examples.
+  // all ways to post by libmlx5; the examples; and that each benchmark runs.
   device: suite('device', 'device', {
     needs: ['model', 'gpu-drivers'],
-    more: ['leak', 'queue-pair', 'endpoint-hold', 'examples'].map((name) => `test/device/${name}`),
+    more: ['leak', 'queue-pair', 'endpoint-hold', 'examples', 'bench'].map((name) => `test/device/${name}`),
     env: () => ({ ...onModel, LD_PRELOAD: model }),
   }),
   asan: suite('asan', 'device', {
