@@ -181,9 +181,15 @@ export class EventChannel extends Resource {
     this.#ids.set(number, id);
   }
 
-  /** An id is closed: nobody waits for its events any more, and those that are here are late. @internal */
+  /**
+   * An id is closed: nobody waits for its events any more, and those that are here go with it, as the kernel drops those that
+   * it has. A request is about an id of its own, and stays when the one that listened is closed.
+   *
+   * @internal
+   */
   forget(number: number, id: CmId): void {
     this.#ids.delete(number);
+    this.#queue = this.#queue.filter((event) => event.id !== id);
     for (const waiter of this.#waiters) if (waiter.id === id) waiter.reject(new RdmaClosedError(id.describe()));
   }
 

@@ -1,3 +1,4 @@
+import { inspect } from 'node:util';
 import { expect, it } from 'vitest';
 import {
   CmError,
@@ -21,11 +22,12 @@ import {
   listening,
   newPort,
   newQpNum,
+  rejection,
   request,
   resolved,
   soon,
 } from './cm.ts';
-import { completion, expectNoLeaks, fill, within } from './fixture.ts';
+import { completion, DEADLINE_MS, expectNoLeaks, fill, within } from './fixture.ts';
 
 expectNoLeaks();
 
@@ -135,6 +137,33 @@ describeCm('a connection, step by step', () => {
     await within(over, 'the iteration');
     expect(names).toEqual(['CONNECT_REQUEST', 'CONNECT_REQUEST']);
     expect([listener, ...ids].every((id) => id.closed)).toBe(true);
+  });
+
+  it('loses the events of an id with it, but not the request that it has brought', async () => {
+    const channel = createEventChannel();
+    const holds = (text: string) => expect.poll(() => inspect(channel), { timeout: DEADLINE_MS }).toBe(text);
+    const port = newPort();
+    const listener = await listening(channel, port);
+    const id = await resolved(channel, port);
+    const controller = new AbortController();
+    const refused = rejection(id.connect({ qpNum: newQpNum() }, { signal: controller.signal }));
+    const other = await resolved(channel, port);
+    const pending = rejection(other.connect({ qpNum: newQpNum() }, soon()));
+    const asked = await request(listener);
+    controller.abort(new Error('enough'));
+    expect((await refused).message).toBe('enough');
+    asked.id.reject();
+    asked.id.close();
+    // The refusal, which nobody waits for any more, and the other request.
+    await holds('EventChannel { ids: 4, events: 2 }');
+    id.close();
+    listener.close();
+    expect(inspect(channel)).toBe('EventChannel { ids: 2, events: 1 }');
+    const event = await channel.getEvent(soon());
+    expect(event).toMatchObject({ name: 'CONNECT_REQUEST', listenId: listener });
+    event.id.reject();
+    expect(await pending).toMatchObject({ code: 'ECONNREFUSED' });
+    channel.close({ cascade: true });
   });
 
   it('opens the device of an id as an ordinary context, one for all of them', async () => {

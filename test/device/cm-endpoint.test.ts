@@ -1,3 +1,4 @@
+import { inspect } from 'node:util';
 import { expect, it } from 'vitest';
 import {
   CmError,
@@ -135,6 +136,38 @@ describeCm('listen() and connect()', () => {
     const wrong = await rejection(connect({ ...to, pd: memory.pdB, timeoutMs }));
     expect(wrong.message).toBe('pd is of rxe1, but the id is bound to rxe0');
     // What nobody has answered is rejected with the listener.
+    await listener.close();
+  });
+
+  it('keep nothing of clients that gave up before they were answered', async () => {
+    using memory = new Memory();
+    const listener = await listen({ port: 0, host: addressB });
+    const to = { pd: memory.pdA, host: addressB, localAddress: addressA, port: listener.port, timeoutMs };
+    const knock = () => {
+      const controller = new AbortController();
+      return { controller, refused: rejection(connect({ ...to, signal: controller.signal })) };
+    };
+    let client = knock();
+    let request = await within(listener.getRequest(), 'the first request');
+    const { channel } = request.id;
+    for (const answer of ['reject', 'accept']) {
+      const next = listener.getRequest();
+      client.controller.abort(new Error('enough'));
+      expect((await client.refused).message).toBe('enough');
+      client = knock();
+      const taken = await within(next, 'the next request');
+      // The kernel tells of an id that a request has brought only from accept() on, which knows.
+      expect(inspect(channel)).toBe('EventChannel { ids: 3, events: 0 }');
+      if (answer === 'reject') {
+        expect(thrown(() => request.reject())).toMatchObject({ code: 'EINVAL', syscall: 'rdma_reject' });
+      } else {
+        expect(await rejection(request.accept({ pd: memory.pdB, timeoutMs }))).toMatchObject({ code: 'EINVAL' });
+      }
+      expect(inspect(channel)).toBe('EventChannel { ids: 2, events: 0 }');
+      request = taken;
+    }
+    request.reject();
+    expect(await client.refused).toMatchObject({ code: 'ECONNREFUSED', status: 28 });
     await listener.close();
   });
 
