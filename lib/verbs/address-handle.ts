@@ -1,5 +1,6 @@
 import { integer, readOptions, typeError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
+import { hex, printed } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { WcFlags } from '../native/constants.gen.ts';
 import type { AhHandle } from '../native/native.ts';
@@ -126,7 +127,9 @@ export class AddressHandle extends Resource {
     if (grh !== undefined && !(grh instanceof Uint8Array && grh.length >= GRH_BYTES)) {
       throw typeError('grh', `a Uint8Array of at least ${GRH_BYTES} bytes`, grh);
     }
-    const header = grh === undefined ? null : new Uint8Array(grh.subarray(0, GRH_BYTES));
+    const header = grh === undefined ? null : Buffer.from(grh.subarray(0, GRH_BYTES));
+    // libibverbs (44) forgets a carry of the checksum, which it looks at where this might be IPv6.
+    if (header && grhVersion(header) === 4) header[0] = 0;
     const native = binding().createAhFromWc(pd.handle, pd.context.handle, portNum, wc, header);
     return new AddressHandle(pd, native, native.attr as CompleteAhAttr);
   }
@@ -176,11 +179,13 @@ export interface Grh {
   hopLimit: number;
 }
 
+const printedGrh = printed<Grh>('Grh', { trafficClass: hex, flowLabel: hex });
+
 /** A datagram that was received. */
 export interface Datagram {
   /** The data, in place, without the header. */
   payload: Buffer;
-  /** The header, or undefined when there was none. */
+  /** The header, or undefined when there was none, or one of neither kind. */
   grh: Grh | undefined;
 }
 
@@ -201,27 +206,51 @@ export function readDatagram(wc: WorkCompletion, buffer: Uint8Array): Datagram {
   };
 }
 
-function readGrh(bytes: Buffer): Grh {
-  // An IPv4 header stands in the last 20 of the 40 bytes; what is in front of it is not defined.
-  const v4 = bytes.subarray(20);
-  if (bytes.readUInt8(0) >> 4 !== 6 && v4.readUInt8(0) === 0x45) {
+function readGrh(bytes: Buffer): Grh | undefined {
+  const version = grhVersion(bytes);
+  if (version === 4) {
+    const v4 = ipv4Of(bytes);
     const mapped = (at: number) => `::ffff:${[...v4.subarray(at, at + 4)].join('.')}`;
-    return {
-      version: 4,
+    return printedGrh({
+      version,
       sgid: mapped(12),
       dgid: mapped(16),
       trafficClass: v4.readUInt8(1),
       flowLabel: 0,
       hopLimit: v4.readUInt8(8),
-    };
+    });
   }
+  if (version !== 6) return undefined;
   const first = bytes.readUInt32BE(0);
-  return {
-    version: 6,
+  return printedGrh({
+    version,
     sgid: formatGid(bytes.subarray(8, 24)),
     dgid: formatGid(bytes.subarray(24, 40)),
     trafficClass: (first >>> 20) & 0xff,
     flowLabel: first & 0xf_ffff,
     hopLimit: bytes.readUInt8(7),
-  };
+  });
+}
+
+/** Where an IPv4 header stands: in the last 20 of the 40 bytes. */
+const ipv4Of = (grh: Buffer): Buffer => grh.subarray(20, GRH_BYTES);
+
+/**
+ * Which header it is, as libibverbs decides when it makes an address handle of it. What is in front of an IPv4 header is not
+ * defined, and may look like the beginning of IPv6: then its checksum decides.
+ */
+function grhVersion(grh: Buffer): number {
+  const v4 = ipv4Of(grh);
+  const version = v4.readUInt8(0) >> 4;
+  if (grh.readUInt8(0) >> 4 !== 6) return version === 4 ? 4 : 0;
+  // In RoCE v2 it has no options: five words.
+  return v4.readUInt8(0) === 0x45 && internetSum(v4) === 0xffff ? 4 : 6;
+}
+
+/** The sum of a header in ones' complement: 0xffff where its checksum is right. */
+function internetSum(header: Buffer): number {
+  let sum = 0;
+  for (let at = 0; at < header.length; at += 2) sum += header.readUInt16BE(at);
+  while (sum > 0xffff) sum = (sum & 0xffff) + (sum >>> 16);
+  return sum;
 }

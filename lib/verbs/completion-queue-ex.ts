@@ -1,6 +1,6 @@
 import { flagged } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
-import { CreateCqAttrFlags, CreateCqWcFlags } from '../native/constants.gen.ts';
+import { CreateCqAttrFlags, CreateCqWcFlags, WcStatus } from '../native/constants.gen.ts';
 import { Layout } from '../native/layout.gen.ts';
 import type { CqHandle, NativeCq } from '../native/native.ts';
 import type { CompletionChannel } from './completion-channel.ts';
@@ -12,7 +12,7 @@ import type { WorkCompletion } from './work-completion.ts';
 
 /**
  * A completion of an extended queue. The fields of `WorkCompletion` that the queue was not made to tell are 0, and those
- * here undefined. When `status` is not SUCCESS they mean nothing, as those of an ordinary one.
+ * here undefined. When `status` is not SUCCESS all of these are undefined: the device tells why instead of when.
  */
 export interface WorkCompletionEx extends WorkCompletion {
   /**
@@ -112,7 +112,7 @@ class CursorEx extends Cursor implements WorkCompletionEx {
   }
 
   #has(flag: number): boolean {
-    return (this.#wcFlags & flag) !== 0;
+    return (this.#wcFlags & flag) !== 0 && this.status === WcStatus.SUCCESS;
   }
   #uint64(field: number): bigint {
     return this.#extra.getBigUint64(this.#offset + field, true);

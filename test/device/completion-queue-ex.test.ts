@@ -34,6 +34,7 @@ import {
 expectNoLeaks();
 
 const { WITH_COMPLETION_TIMESTAMP, WITH_COMPLETION_TIMESTAMP_WALLCLOCK } = CreateCqWcFlags;
+const ALL_WC_FLAGS = Object.values(CreateCqWcFlags).reduce((all: number, flag) => all | flag, 0);
 
 interface ExSide extends Side {
   cq: CompletionQueueEx;
@@ -169,23 +170,57 @@ describe('context.createCqEx', () => {
     await Promise.all([client.close(), server.close()]);
   });
 
-  it('tells of failures, and of flushed requests, as data', async () => {
-    using pair = await ExPair.connect();
+  // What the device can tell of a completion, in each way.
+  const { WITH_QP_NUM, WITH_CVLAN, WITH_FLOW_TAG, WITH_TM_INFO } = CreateCqWcFlags;
+  const told: [string, number | undefined][] = [
+    ['nothing more', undefined],
+    ...(isRxe
+      ? []
+      : ([
+          ['the time', WITH_COMPLETION_TIMESTAMP | WITH_QP_NUM],
+          ['the time of day', WITH_COMPLETION_TIMESTAMP_WALLCLOCK | WITH_QP_NUM],
+          ['all that there is', ALL_WC_FLAGS],
+          ['what packets have', WITH_CVLAN | WITH_FLOW_TAG | WITH_TM_INFO | WITH_QP_NUM],
+        ] satisfies [string, number][])),
+  ];
+
+  it.each(told)('that tells %s tells of failures, and of flushed requests, as data', async (_what, wcFlags) => {
+    using pair = await ExPair.connect(wcFlags);
     const { a, b } = pair;
     const wrong = new RemoteRegion({ ...b.mr.remote(), rkey: b.mr.rkey ^ 0x5500 });
+    const good = new RemoteRegion(b.mr.remote()).slice(0, 8);
+    const write = { opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 8) };
+    b.qp.postRecv([{ wrId: 4 }, { wrId: 5 }]);
+    // What a place of the queue held before does not show through.
+    a.qp.postSend({ ...write, wrId: 9, remote: good });
+    expect(await take(a.cq, 1)).toMatchObject([{ wrId: 9, status: WcStatus.SUCCESS }]);
     a.qp.postSend([
-      { wrId: 1, opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 8), remote: wrong.slice(0, 8) },
+      { ...write, wrId: 1, remote: wrong.slice(0, 8) },
       { wrId: 2, opcode: WrOpcode.SEND },
     ]);
+    const noMore = {
+      completionTs: undefined,
+      completionWallclockNs: undefined,
+      cvlan: undefined,
+      flowTag: undefined,
+      tmInfo: undefined,
+    };
+    const failed = { vendorErr: expect.any(Number), opcode: 0, byteLen: 0, qpNum: a.qp.qpNum, ...noMore };
+    // The error codes of a ConnectX, which people know from the logs of libmlx5.
     expect(await take(a.cq, 2)).toMatchObject([
-      { wrId: 1, status: WcStatus.REM_ACCESS_ERR, qpNum: a.qp.qpNum },
-      { wrId: 2, status: WcStatus.WR_FLUSH_ERR, qpNum: a.qp.qpNum },
+      { ...failed, wrId: 1, status: WcStatus.REM_ACCESS_ERR, ...(!isRxe && { vendorErr: 0x88 }) },
+      { ...failed, wrId: 2, status: WcStatus.WR_FLUSH_ERR, ...(!isRxe && { vendorErr: 0xf9 }) },
     ]);
-    expect(a.qp.sendsInFlight).toBe(0);
+    b.qp.modifySync({ qpState: QpState.ERR });
+    const flushed = { ...failed, qpNum: b.qp.qpNum, status: WcStatus.WR_FLUSH_ERR };
+    const found = await take(b.cq, 2);
+    expect(found).toMatchObject([4, 5].map((wrId) => ({ ...flushed, wrId, ...(!isRxe && { vendorErr: 0xf9 }) })));
+    expect(JSON.parse(JSON.stringify(found[0]))).not.toHaveProperty('completionTs');
+    expect([a.qp.sendsInFlight, b.qp.recvsInFlight]).toEqual([0, 0]);
   });
 
-  it('drops what a closed queue pair has left', async () => {
-    using pair = await ExPair.connect();
+  it.each(told)('that tells %s drops what a closed queue pair has left', async (_what, wcFlags) => {
+    using pair = await ExPair.connect(wcFlags);
     const { a, b } = pair;
     b.qp.modifySync({ qpState: QpState.ERR });
     b.qp.postRecv(Array.from({ length: 20 }, (_, wrId) => ({ wrId })));

@@ -1,11 +1,15 @@
 /** UC and UD queue pairs, address handles, multicast. */
+import { inspect } from 'node:util';
 import { describe, expect, it } from 'vitest';
 import {
   AccessFlags,
   type Context,
+  type GidEntry,
+  GidType,
   GRH_BYTES,
   openDevice,
   type ProtectionDomain,
+  parseGid,
   QpState,
   QpType,
   type QueuePair,
@@ -15,6 +19,7 @@ import {
   WcFlags,
   WcOpcode,
   WcStatus,
+  type WorkCompletion,
   WrOpcode,
 } from '../../lib/index.ts';
 import {
@@ -55,6 +60,13 @@ function readyUd(end: End): void {
 
 function addressOf(from: End, to: End) {
   return { grh: { dgid: to.context.selectGid().gid, sgidIndex: from.context.selectGid().gidIndex } };
+}
+
+/** The GIDs of RoCE v2 of a device that are of IPv4, or of IPv6. */
+function gidOf({ context }: End, version: 4 | 6): GidEntry {
+  const is = ({ gid, gidType }: GidEntry) =>
+    gidType === GidType.ROCE_V2 && gid.startsWith('::ffff:') === (version === 4);
+  return context.queryGidTable().find(is)!;
 }
 
 function withUd(run: (a: End, b: End) => Promise<void>): () => Promise<void> {
@@ -123,6 +135,47 @@ describe('a UD queue pair', () => {
     }),
   );
 
+  it.each([4, 6] as const)('reads the header of IPv%i, and so does libibverbs', async (version) => {
+    await withUd(async (a, b) => {
+      const mrA = a.pd.allocSync(4096, { access: ALL_ACCESS });
+      const mrB = b.pd.allocSync(4096, { access: ALL_ACCESS });
+      const [from, to] = [gidOf(a, version), gidOf(b, version)];
+      const sent = fill(mrA.buffer.subarray(0, 20), 9);
+      // As if a datagram of IPv6 had been there before.
+      mrB.buffer.fill(0x60, 0, GRH_BYTES);
+      b.qp.postRecv({ sgList: mrB.slice(0, GRH_BYTES + 20) });
+      a.qp.postRecv({ sgList: mrA.slice(1024, GRH_BYTES + 20) });
+      // The kernel replaces the hop limit by that of the route when it resolves the neighbour, for Soft-RoCE.
+      const hopLimit = isRxe ? 64 : 33;
+      const grh = { dgid: to.gid, sgidIndex: from.gidIndex, hopLimit, trafficClass: 0x68, flowLabel: 0xabcde };
+      using ah = a.pd.createAh({ grh });
+      const remote = { remoteQpn: b.qp.qpNum, remoteQkey: QKEY };
+      a.qp.postSend({ opcode: WrOpcode.SEND, sgList: mrA.slice(0, 20), ah, ...remote });
+      await completion(a.qp.sendCq, 'the send');
+      const wc = await completion(b.qp.recvCq, 'the datagram');
+      const got = readDatagram(wc, mrB.buffer);
+      expect(got.payload.equals(sent)).toBe(true);
+      expect(got.grh).toEqual({
+        version,
+        sgid: from.gid,
+        dgid: to.gid,
+        trafficClass: 0x68,
+        // Soft-RoCE sends none.
+        flowLabel: version === 4 || isRxe ? 0 : 0xabcde,
+        hopLimit,
+      });
+      // The handle that C makes of the header leads back.
+      using back = b.pd.createAhFromWc(wc, mrB.buffer);
+      expect(inspect(back)).toContain(`dgid: '${from.gid}', sgidIndex: ${to.gidIndex},`);
+      const answer = { remoteQpn: wc.srcQp, remoteQkey: QKEY };
+      b.qp.postSend({ opcode: WrOpcode.SEND, sgList: mrB.slice(GRH_BYTES, 5), ah: back, ...answer });
+      await completion(b.qp.sendCq, 'the answer is sent');
+      const answered = readDatagram(await completion(a.qp.recvCq, 'the answer'), mrA.buffer.subarray(1024));
+      expect(answered.payload.equals(sent.subarray(0, 5))).toBe(true);
+      expect(answered.grh).toMatchObject({ version, sgid: to.gid, dgid: from.gid });
+    })();
+  });
+
   it(
     'can be posted to by a prepared list, to several peers',
     withUd(async (a, b) => {
@@ -185,6 +238,33 @@ describe('a UD queue pair', () => {
     } finally {
       end.context.close({ cascade: true });
     }
+  });
+});
+
+describe('pd.createAhFromWc', () => {
+  // Soft-RoCE looks for the way to the address at once.
+  it.skipIf(isRxe)('takes for IPv4 what readDatagram() does, also where libibverbs by itself would not', () => {
+    const end = open(deviceA, QpType.UD);
+    const { gid, gidIndex } = gidOf(end, 4);
+    const numbers = { slid: 0, sl: 0, dlidPathBits: 0, srcQp: 0 };
+    const wc = { ...numbers, byteLen: GRH_BYTES, wcFlags: WcFlags.GRH } as WorkCompletion;
+    // Behind what looks like the beginning of IPv6. The words of some sum to 0x?ffff, or a little less.
+    const header = Buffer.alloc(GRH_BYTES, 0x60);
+    header.fill(0, 20).writeUInt16LE(0x0045, 20);
+    parseGid(gid).copy(header, 36, 12);
+    const words = Array.from({ length: 10 }, (_, i) => header.readUInt16LE(20 + 2 * i));
+    const rest = words.reduce((sum, word) => sum + word);
+    for (const least of [0x1_fffe, 0x1_ffff, 0x2_0000]) {
+      header.writeUInt16LE(0xffff, 32);
+      header.writeUInt16LE(least - 0xffff - rest, 34);
+      const folded = (least & 0xffff) + (least >> 16);
+      header.writeUInt16LE(0xffff - ((folded & 0xffff) + (folded >> 16)), 30);
+      const { grh } = readDatagram(wc, header);
+      expect(grh, `${least}`).toMatchObject({ version: 4, dgid: gid });
+      using ah = end.pd.createAhFromWc(wc, header);
+      expect(inspect(ah), `${least}`).toContain(`dgid: '${grh?.sgid}', sgidIndex: ${gidIndex},`);
+    }
+    end.context.close({ cascade: true });
   });
 });
 

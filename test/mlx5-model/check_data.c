@@ -290,6 +290,7 @@ static bool datagrams(void) {
   EXPECT(!ibv_post_send(p.a.qp, &wr, &bad) && completes(p.a.cq, 0, IBV_WC_SUCCESS) && quiet(p.b.recv_cq));
   wr.wr.ud.remote_qkey = 0x11111111;
   fill(p.a.buf, 100, 1);
+  memset(p.b.buf, 0x60, 20); /* not defined for IPv4: libibverbs goes by the checksum then */
   EXPECT(!ibv_post_send(p.a.qp, &wr, &bad) && completes(p.a.cq, 0, IBV_WC_SUCCESS));
   struct ibv_wc wc = next_completion(p.b.recv_cq);
   EXPECT(wc.status == IBV_WC_SUCCESS && wc.byte_len == 140 && (wc.wc_flags & IBV_WC_GRH));

@@ -85,9 +85,12 @@ struct mlx5_cqe64* cq_next(struct cq* cq) {
   return (struct mlx5_cqe64*)(entry + cq->entry_size - sizeof(struct mlx5_cqe64)); /* the last 64 of 128 bytes */
 }
 
+static bool is_error(uint8_t format) { return format >> 4 == MLX5_CQE_REQ_ERR || format >> 4 == MLX5_CQE_RESP_ERR; }
+
 void cq_commit(struct cq* cq, struct mlx5_cqe64* cqe, uint8_t format, bool solicited) {
   uint8_t owner = !!(cq->produced & cq->entries); /* flips at each wrap */
-  if (cq->stamped) cqe->timestamp = htobe64(device_clock());
+  /* not where one in error has its syndromes */
+  if (cq->stamped && !is_error(format)) cqe->timestamp = htobe64(device_clock());
   cq->produced++;
   stats.cqes++;
   if (solicited) {

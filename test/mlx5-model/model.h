@@ -264,6 +264,16 @@ void srq_destroy(struct srq* srq) HIDDEN;
 int srq_create(struct ctx* c, const struct ib_uverbs_create_srq* req, const struct mlx5_ib_create_srq* buf,
                struct srq** created) HIDDEN;
 
+/* ------------------------------------------------------------------ grh.c */
+
+#define GRH_BYTES 40u
+
+/*
+ * What comes in front of a datagram's data, so that the receiver can answer to it. Of RoCE v2 over IPv4 the last 20
+ * bytes are its header. Returns how many at the beginning are not defined: they stay what they were.
+ */
+uint32_t grh_make(int dev, const struct mlx5_wqe_av* av, uint64_t length, uint8_t bytes[GRH_BYTES]) HIDDEN;
+
 /* ------------------------------------------------------------------ qp.c, qp_state.c, send.c */
 
 enum wait_reason { WAIT_NONE, WAIT_RECEIVER, WAIT_PEER };

@@ -13,8 +13,7 @@
 #define UNIT 16u
 #define DS_MASK 0x3f
 #define INLINE_LENGTH_MASK 0x3ff
-#define CE_MASK 0x0c /* fm_ce_se: when a CQE is wanted */
-#define GRH_BYTES 40u
+#define CE_MASK 0x0c               /* fm_ce_se: when a CQE is wanted */
 #define CQE_GRH_PRESENT (1u << 28) /* flags_rqpn: a GRH precedes the data */
 
 /* Outcomes of a step: 0 is success, a positive number the CQE syndrome. */
@@ -173,24 +172,17 @@ static int spoil(const struct wqe* w, struct qp* peer, const struct receive* r) 
   return r->bad ? MLX5_CQE_SYNDROME_REMOTE_OP_ERR : MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR;
 }
 
-/* A datagram's data come behind 40 bytes of header: filled in, so that the receiver can answer to it. */
+/* A datagram's data come behind a header. */
 static void put_grh(const struct wqe* w, struct receive* r) {
-  const struct mlx5_wqe_av* av = unit(w, 1);
-  unsigned index = be32toh(av->grh_gid_fl) >> 20 & 0xff;
-  struct ibv_grh grh = {.version_tclass_flow = htobe32(6u << 28),
-                        .paylen = htobe16((uint16_t)w->data.total),
-                        .next_hdr = device_gid_is_v2(index) ? 17 : 0x1b, /* UDP, or IBA's own */
-                        .hop_limit = av->hop_limit};
-  device_gid(w->qp->o.ctx->dev, index, &grh.sgid);
-  memcpy(&grh.dgid, av->rgid, sizeof grh.dgid);
-  const uint8_t* from = (const uint8_t*)&grh;
-  for (uint32_t left = GRH_BYTES, i = 0; left; i++) {
-    uint32_t n = min_of(left, r->piece[i].length);
-    copy(r->piece[i].p, from, n);
-    r->piece[i].p = into(&r->piece[i], n);
-    r->piece[i].length -= n;
-    from += n;
-    left -= n;
+  uint8_t grh[GRH_BYTES];
+  uint32_t undefined = grh_make(w->qp->o.ctx->dev, unit(w, 1), w->data.total, grh);
+  for (uint32_t at = 0, i = 0; at < GRH_BYTES; i++) {
+    struct piece* piece = &r->piece[i];
+    uint32_t n = min_of(GRH_BYTES - at, piece->length), skip = at < undefined ? min_of(undefined - at, n) : 0;
+    copy(into(piece, skip), grh + at + skip, n - skip);
+    piece->p = into(piece, n);
+    piece->length -= n;
+    at += n;
   }
 }
 
