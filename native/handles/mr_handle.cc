@@ -1,40 +1,6 @@
 #include "handles/mr_handle.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstdio>
-
 namespace rdma {
-
-namespace {
-
-// Hugepagesize of /proc/meminfo in bytes; a length that is no multiple of it makes munmap() fail.
-size_t HugePageSize() {
-  size_t kib = 0;
-  if (FILE* file = fopen("/proc/meminfo", "re")) {
-    char line[128];
-    while (kib == 0 && fgets(line, sizeof line, file) != nullptr) {
-      if (sscanf(line, "Hugepagesize: %zu kB", &kib) != 1) kib = 0;  // NOLINT(cert-err34-c): the kernel wrote it
-    }
-    (void)fclose(file);
-  }
-  return (kib != 0 ? kib : 2048) * 1024;
-}
-
-}  // namespace
-
-Outcome<std::shared_ptr<PageMemory>> PageMemory::Map(size_t length, bool huge_pages) {
-  const size_t page = huge_pages ? HugePageSize() : static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  if (length > SIZE_MAX - page) return VerbError{"mmap", ENOMEM};
-  const size_t mapped = (length + page - 1) / page * page;
-  void* data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | (huge_pages ? MAP_HUGETLB : 0), -1, 0);
-  if (data == MAP_FAILED) return VerbError{"mmap", errno};
-  return std::shared_ptr<PageMemory>(new PageMemory(data, mapped));
-}
-
-PageMemory::~PageMemory() { munmap(data_, mapped_); }
 
 Outcome<std::shared_ptr<MrHandle>> MrHandle::Register(std::shared_ptr<PdHandle> pd, void* addr, size_t length,
                                                       const uint64_t* iova, unsigned int access,

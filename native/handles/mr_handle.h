@@ -10,22 +10,6 @@
 
 namespace rdma {
 
-// Page-aligned memory of our own, for pd.alloc().
-class PageMemory {
- public:
-  // Maps zeroed memory of at least `length` bytes; huge pages of the system's default size when asked for.
-  static Outcome<std::shared_ptr<PageMemory>> Map(size_t length, bool huge_pages);
-  PageMemory(const PageMemory&) = delete;
-  PageMemory& operator=(const PageMemory&) = delete;
-  ~PageMemory();
-  void* data() const { return data_; }
-
- private:
-  PageMemory(void* data, size_t mapped) : data_(data), mapped_(mapped) {}
-  void* data_;
-  size_t mapped_;
-};
-
 // A memory region: struct ibv_mr, and a share of the memory it covers, which goes only after the deregistration.
 // Registering pins every page of the range: it may take long, so it is called on pool threads too.
 class MrHandle final : public Owner {

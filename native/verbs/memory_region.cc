@@ -11,6 +11,7 @@
 #include "core/args.h"
 #include "core/promise_worker.h"
 #include "gpu/gpu.h"
+#include "handles/page_memory.h"
 #include "verbs/verbs.h"
 
 namespace rdma {

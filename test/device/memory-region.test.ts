@@ -10,8 +10,9 @@ import {
   type ProtectionDomain,
   RemoteRegion,
 } from '../../lib/index.ts';
+import { binding } from '../../lib/native/binding.ts';
 import { runChild } from './children.ts';
-import { ALL_ACCESS, deviceA, expectNoLeaks, isRxe, thrown, until } from './fixture.ts';
+import { ALL_ACCESS, collect, deviceA, expectNoLeaks, isRxe, thrown, until } from './fixture.ts';
 
 expectNoLeaks();
 
@@ -120,6 +121,27 @@ describe('pd.alloc and pd.allocSync', () => {
     expect(regions.every((mr) => mr.length === length)).toBe(true);
     // One that blocks it leaves no turn, or the last one.
     expect(turns).toBeGreaterThan(1);
+  });
+
+  it('gives large memory back too, which a thread unmaps', async () => {
+    using domain = new Domain();
+    const length = 16 << 20;
+    const isMapped = (address: bigint) =>
+      [...readFileSync('/proc/self/maps', 'latin1').matchAll(/^(\w+)-(\w+) /gm)].some(
+        ([, from, to]) => BigInt(`0x${from}`) <= address && address < BigInt(`0x${to}`),
+      );
+    // Something else may come to the ends of where it was.
+    const middle = (mr: MemoryRegion) => mr.addr + BigInt(length / 2);
+    const regions = [domain.pd.allocSync(length), await domain.pd.alloc(length + 4096)];
+    const addresses = regions.map(middle);
+    expect(addresses.map(isMapped)).toEqual([true, true]);
+    for (const mr of regions) mr.close();
+    await until(() => !addresses.some(isMapped), 'the memory is gone');
+    const leaked = binding().census().leaked;
+    const address = await (async () => middle(await domain.pd.alloc(length)))();
+    expect(isMapped(address)).toBe(true);
+    for (let i = 0; i < 20 && binding().census().leaked === leaked; i++) await collect();
+    await until(() => !isMapped(address), 'the memory of a region that was collected is gone');
   });
 
   it('takes the memory away from JavaScript when the region is closed', () => {

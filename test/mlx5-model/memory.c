@@ -60,17 +60,46 @@ bool memory_present(uint64_t addr, uint64_t length, bool writable) {
   return pages_present(start, (addr + length - start + page - 1) & ~(page - 1), page, writable);
 }
 
+/*
+ * Faults in what a command is going to pin, in pieces and before it has the engine's lock: a GiB takes a quarter of a
+ * second, and others wait for the lock. Whether it may be pinned at all is found out then.
+ */
+void memory_fault_in_before(struct command* cmd, uint32_t number) {
+  const uint64_t piece = 4 << 20, page = sysconf(_SC_PAGESIZE);
+  uint64_t at = 0, end = 0;
+  uint32_t access = 0;
+  if (number == IB_USER_VERBS_CMD_REG_MR) {
+    struct ib_uverbs_reg_mr req;
+    command_request(cmd, &req, sizeof req);
+    at = req.start, end = at + req.length, access = req.access_flags;
+  } else if (number == IB_USER_VERBS_CMD_REREG_MR) {
+    struct ib_uverbs_rereg_mr req;
+    command_request(cmd, &req, sizeof req);
+    if (req.flags & IBV_REREG_MR_CHANGE_TRANSLATION) at = req.start, end = at + req.length;
+    /* What is writable will do for the rights that the region has. */
+    access = req.flags & IBV_REREG_MR_CHANGE_ACCESS ? req.access_flags : IBV_ACCESS_LOCAL_WRITE;
+  }
+  if (access & IBV_ACCESS_ON_DEMAND || end < at || !can_populate(page)) return;
+  for (at &= ~(page - 1); at < end; at += piece)
+    if (!memory_present(at, min_of(end - at, piece), memory_writable(access))) return;
+  cmd->is_faulted_in = true;
+}
+
 /* The checks of the kernel's ib_umem_get(), in its order. */
-int memory_pin(struct pin* pin, uint64_t addr, uint64_t length, bool writable) {
+static int pin_pages(struct pin* pin, uint64_t addr, uint64_t length, bool writable, bool is_faulted_in) {
   uint64_t page = sysconf(_SC_PAGESIZE), end = addr + length, aligned_end = (end + page - 1) & ~(page - 1);
   if (end < addr || aligned_end < end) return EINVAL;
   uint64_t start = addr & ~(page - 1), pages = (aligned_end - start) / page;
   if (pages == 0 || pages > UINT32_MAX) return EINVAL; /* so a zero length fails only on a page boundary */
   if (over_limit(pages_pinned + pages, page)) return ENOMEM;
-  if (!pages_present(start, pages * page, page, writable)) return EFAULT;
+  if (!is_faulted_in && !pages_present(start, pages * page, page, writable)) return EFAULT;
   pages_pinned += pages;
   pin->pages = pages;
   return 0;
+}
+
+int memory_pin(struct pin* pin, uint64_t addr, uint64_t length, bool writable) {
+  return pin_pages(pin, addr, length, writable, false);
 }
 
 void memory_unpin(struct pin* pin) {
@@ -122,13 +151,14 @@ static bool all_memory(uint64_t start, uint64_t length, uint32_t access) {
 }
 
 /* Takes memory of the program: pinned, or on demand. What it had before goes only when that has succeeded. */
-static int take_memory(struct mkey* m, uint64_t start, uint64_t length, uint64_t iova, uint32_t access) {
+static int take_memory(const struct command* cmd, struct mkey* m, uint64_t start, uint64_t length, uint64_t iova,
+                       uint32_t access) {
   struct pin pin = {0};
   if (!same_page_offset(start, iova)) return EINVAL;
   if (access & IBV_ACCESS_ON_DEMAND) {
     if (start + length < start && !all_memory(start, length, access)) return EINVAL;
   } else {
-    int err = memory_pin(&pin, start, length, memory_writable(access));
+    int err = pin_pages(&pin, start, length, memory_writable(access), cmd->is_faulted_in);
     if (err) return err;
   }
   memory_unpin(&m->pin);
@@ -148,7 +178,7 @@ int cmd_reg_mr(struct command* cmd) {
   if (err) return err;
   struct mkey* m = mkey_new(pd, req.access_flags);
   if (!m) return ENOMEM;
-  err = take_memory(m, req.start, req.length, req.hca_va, req.access_flags);
+  err = take_memory(cmd, m, req.start, req.length, req.hca_va, req.access_flags);
   if (err) {
     mkey_destroy(m);
     return err;
@@ -171,7 +201,7 @@ int cmd_rereg_mr(struct command* cmd) {
   int err = check_access(access);
   if (err) return err;
   if (req.flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
-    err = take_memory(m, req.start, req.length, req.hca_va, access);
+    err = take_memory(cmd, m, req.start, req.length, req.hca_va, access);
     if (err) return err;
     mkey_vary(m); /* as mlx5_ib does when it has to make the key anew */
   }

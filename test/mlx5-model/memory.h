@@ -61,6 +61,8 @@ static inline bool piece_at(struct piece* piece, uint32_t key, const struct pd* 
 
 /* Are the pages there, with the right to read or write them? */
 bool memory_present(uint64_t addr, uint64_t length, bool writable) HIDDEN;
+struct command;
+void memory_fault_in_before(struct command* cmd, uint32_t number) HIDDEN;
 bool memory_writable(uint32_t access) HIDDEN;
 /* Whether a region may have these rights: 0 or an errno. */
 int check_access(uint32_t access) HIDDEN;

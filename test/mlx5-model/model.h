@@ -400,6 +400,7 @@ struct command {
   size_t in_size, driver_in_size;
   uint8_t* out;
   size_t out_size, driver_out_offset; /* offset 0: directly behind the core response */
+  bool is_faulted_in;                 /* see memory_fault_in_before() */
 };
 
 /* A command answers 0 or an errno. */

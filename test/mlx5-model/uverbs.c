@@ -117,6 +117,7 @@ ssize_t uverbs_write(struct ctx* c, const void* buf, size_t size) {
       cmd.out = (uint8_t*)response;
     }
   }
+  if (!extended) memory_fault_in_before(&cmd, number);
   engine_lock();
   int err = run(c, number, extended, &cmd);
   if (!err) engine_kick();
