@@ -391,6 +391,8 @@ export interface Binding extends CmBinding, GpuBinding {
   /** Posts or polls the list that the doorbell's words say, and leaves the results there. */
   ring(): void;
   createWorkQueue(capacity: number, inOrder: boolean): { memory: ArrayBuffer; id: number };
+  /** Of one that is not in order. Its memory, when it is another now. */
+  resizeWorkQueue(id: number, capacity: number): ArrayBuffer | null;
   clearWorkQueue(id: number): void;
   destroyWorkQueue(id: number): void;
   createSendList(qp: QpHandle, capacity: number, maxSge: number, queueId: number, isDatagram: boolean): SharedList;

@@ -78,7 +78,8 @@ export abstract class AnyQueuePair extends Resource {
 
   /**
    * Changes attributes, most often the state. Runs on a thread of the pool, since the resolution of a neighbour's address
-   * can take seconds. Changes of one queue pair follow each other in the order of the calls, also after one that failed.
+   * can take seconds; but the transition to RESET may run on this one. Changes of one queue pair follow each other in the
+   * order of the calls, also after one that failed.
    *
    * @param attr - the attributes to set
    * @throws RdmaError EINVAL with the attributes that the transition lacks or does not take; ETIMEDOUT or ENETUNREACH when
@@ -92,7 +93,8 @@ export abstract class AnyQueuePair extends Resource {
     const change = this.track(
       this.#lastChange.then(async () => {
         try {
-          await binding().modifyQp(this.handle, native, mask);
+          if (this.changesHere(native)) binding().modifyQpSync(this.handle, native, mask);
+          else await binding().modifyQp(this.handle, native, mask);
           this.#changed(native);
         } catch (error) {
           throw this.#explain(error, attr, mask);
@@ -223,6 +225,11 @@ export abstract class AnyQueuePair extends Resource {
   /** Whose transitions it has: see `explainTransition()`. @internal */
   protected get transitions(): number {
     return this.qpType;
+  }
+
+  /** Whether a change needs what no other thread may touch. @internal */
+  protected changesHere(_native: { qpState?: QpState }): boolean {
+    return false;
   }
 
   /** The device has given it another number. @internal */

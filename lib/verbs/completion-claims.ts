@@ -55,6 +55,15 @@ export class CompletionClaims {
     this.#srqs.set(claim.srq, sharers + 1);
   }
 
+  /** A shared receive queue has become longer by so many receives, or shorter. */
+  resized(srq: Resource, more: number): void {
+    if (this.#srqs.has(srq)) this.total += more;
+    const own = this.#claims.get(srq);
+    if (own === undefined) return;
+    own.recvs += more;
+    this.total += more;
+  }
+
   remove(owner: Resource): void {
     const claim = this.#claims.get(owner);
     if (claim === undefined) return;

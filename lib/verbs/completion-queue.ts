@@ -57,7 +57,8 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
   readonly handle: CqHandle;
   /** Whether more completions may be outstanding than there are entries. */
   readonly allowOverrun: boolean;
-  readonly #claims = new CompletionClaims();
+  /** @internal */
+  readonly claims = new CompletionClaims();
   readonly #id: number;
   readonly #list: number;
   readonly #bell = doorbell();
@@ -305,7 +306,7 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
    * `allowOverrun` is set.
    */
   get claimed(): number {
-    return this.#claims.total;
+    return this.claims.total;
   }
 
   /** Whether no other thread may touch it, not even one of the pool. @internal */
@@ -315,17 +316,17 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
 
   /** Refuses what could overrun the queue. @internal */
   requireRoom(claim: Claim, syscall: string): void {
-    if (!this.allowOverrun) this.#claims.require(Math.min(this.#cqe, this.#resizing ?? this.#cqe), claim, syscall);
+    if (!this.allowOverrun) this.claims.require(Math.min(this.#cqe, this.#resizing ?? this.#cqe), claim, syscall);
   }
 
   /** From now on its requests complete here. @internal */
   attach(owner: Resource, claim: Claim): void {
-    this.#claims.add(owner, claim);
+    this.claims.add(owner, claim);
   }
 
   /** @internal */
   detach(owner: Resource): void {
-    this.#claims.remove(owner);
+    this.claims.remove(owner);
   }
 
   /**
@@ -364,7 +365,7 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
     this.requireOpen();
     integer(cqe, 'cqe', 1, 0x7fff_fffe);
     if (this.#resizing !== undefined) throw stateError(`The queue is being resized to ${this.#resizing} entries`);
-    if (!this.allowOverrun) this.#claims.require(cqe, { sends: 0, recvs: 0, srq: null }, 'ibv_resize_cq');
+    if (!this.allowOverrun) this.claims.require(cqe, { sends: 0, recvs: 0, srq: null }, 'ibv_resize_cq');
   }
 
   #explainResize(error: unknown, cqe: number): unknown {
@@ -400,7 +401,7 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
   /** @internal */
   protected override fields(): object {
     const { cqe, channel, context } = this;
-    return { cqe, context: brief(context), channel: channel && brief(channel), queuePairs: this.#claims.owners };
+    return { cqe, context: brief(context), channel: channel && brief(channel), queuePairs: this.claims.owners };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_cq';

@@ -13,7 +13,6 @@ import { parseGid } from './gid.ts';
 import { MemorySlice } from './memory-region.ts';
 import { MemoryWindow } from './memory-window.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
-import type { QpAttr } from './qp-attributes.ts';
 import { checkInitAttr, explained, type QpInitAttr } from './qp-init-attr.ts';
 import { DCI } from './qp-transitions.ts';
 import { RecvList, type RecvWr } from './recv-list.ts';
@@ -112,14 +111,6 @@ export class QueuePair extends AnyQueuePair {
   /** Receives in flight. */
   get recvsInFlight(): number {
     return this.#recvQueue.length;
-  }
-
-  /** As of any queue pair. One of a SINGLE_THREADED completion queue is reset on this thread. */
-  override async modify(attr: QpAttr): Promise<void> {
-    // A reset takes completions out of those queues.
-    const isReset = attr?.qpState === RESET;
-    if (isReset && (this.sendCq.isSingleThreaded || this.recvCq.isSingleThreaded)) this.modifySync(attr);
-    else await super.modify(attr);
   }
 
   /**
@@ -293,6 +284,11 @@ export class QueuePair extends AnyQueuePair {
 
   protected override get transitions(): number {
     return this.qpType === QpType.DRIVER ? DCI : this.qpType;
+  }
+
+  /** A reset takes completions out of the completion queues, and tells a shared receive queue of them. @internal */
+  protected override changesHere({ qpState }: { qpState?: QpState }): boolean {
+    return qpState === RESET && (this.srq !== null || this.sendCq.isSingleThreaded || this.recvCq.isSingleThreaded);
   }
 
   /** @internal */

@@ -40,12 +40,10 @@ export interface ReceiveQueueParts {
 export abstract class ReceiveQueue extends Resource {
   /** The domain it belongs to. */
   readonly pd: ProtectionDomain;
-  /** Receives that may be outstanding: as asked for. A provider may have granted more, which is not used. */
-  readonly maxWr: number;
   /** Elements of a receive: what was granted. */
   readonly maxSge: number;
   readonly #parts: ReceiveQueueParts;
-  readonly #recvs: RecvList;
+  #recvs: RecvList;
   readonly #leave: () => void;
 
   /** @internal */
@@ -53,7 +51,6 @@ export abstract class ReceiveQueue extends Resource {
     const { pd, maxWr, maxSge, kind, id, queue } = parts;
     super(parts.parents);
     this.pd = pd.root;
-    this.maxWr = maxWr;
     this.maxSge = maxSge;
     this.#parts = parts;
     pd.context.events.enter(kind, id, this);
@@ -65,6 +62,11 @@ export abstract class ReceiveQueue extends Resource {
       queues.delete(queue);
     };
     collected.register(this, this.#leave, this.#leave);
+  }
+
+  /** Receives that may be outstanding: as asked for. A provider may have granted more, which is not used. */
+  get maxWr(): number {
+    return this.#parts.queue.capacity;
   }
 
   /** Receives in flight: posted and not completed. */
@@ -93,6 +95,11 @@ export abstract class ReceiveQueue extends Resource {
     const list = this.#list(requests.length);
     requests.forEach((wr, i) => list.encode(i, wr, i));
     return list;
+  }
+
+  /** `maxWr` is another now. @internal */
+  protected resized(): void {
+    this.#recvs = this.#list(Math.min(this.maxWr, LIST_CAPACITY));
   }
 
   #list(length: number): RecvList {

@@ -62,12 +62,12 @@ export abstract class Resource {
     const { cascade = false } = readOptions(options, 'options', ['cascade']);
     if (boolean(cascade, 'options.cascade')) {
       // A queue pair goes before the regions that its requests hold.
-      const children = this.#openChildren().reverse();
+      const children = this.openChildren().reverse();
       const busy = children.filter((child) => child.busyReasons().length > 0);
       for (const child of [...children.filter((child) => !busy.includes(child)), ...busy]) child.close({ cascade });
     }
     if (this.#closed) return;
-    const children = this.#openChildren();
+    const children = this.openChildren();
     const reasons = children.map((child) => child.describe());
     if (this.#pending > 0) reasons.push(`${this.#pending} operation(s) under way`);
     reasons.push(...this.busyReasons());
@@ -123,7 +123,7 @@ export abstract class Resource {
 
   /** Whether no open object needs this one. @internal */
   get idle(): boolean {
-    return this.#openChildren().length === 0;
+    return this.openChildren().length === 0;
   }
 
   /** @internal */
@@ -137,7 +137,7 @@ export abstract class Resource {
     if (this.#lost || this.#closed) return;
     this.#lost = true;
     this.onLost();
-    for (const child of this.#openChildren()) child.lose();
+    for (const child of this.openChildren()) child.lose();
   }
 
   /** What must end then. @internal */
@@ -164,7 +164,8 @@ export abstract class Resource {
     collected.register(this, () => children.delete(self), self);
   }
 
-  #openChildren(): Resource[] {
+  /** @internal */
+  protected openChildren(): Resource[] {
     const open: Resource[] = [];
     for (const ref of this.#children) {
       const child = ref.deref();

@@ -1,12 +1,16 @@
+import { constants } from 'node:os';
 import { instance, integer, oneOf, readOptions, uint32, valueError } from '../args.ts';
+import { RdmaError } from '../errors.ts';
 import { named } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
-import { SrqAttrMask, SrqType } from '../native/constants.gen.ts';
+import { DeviceCapFlags, SrqAttrMask, SrqType } from '../native/constants.gen.ts';
 import type { SrqHandle } from '../native/native.ts';
+import type { Claim } from './completion-claims.ts';
 import { CompletionQueue } from './completion-queue.ts';
 import type { Context } from './context.ts';
 import { withinLimits } from './limits.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
+import type { QueuePair } from './queue-pair.ts';
 import { nextQueueId, ReceiveQueue } from './receive-queue.ts';
 import type { Resource } from './resource.ts';
 import { SharedWorkQueue } from './work-queue.ts';
@@ -57,6 +61,7 @@ export class SharedReceiveQueue extends ReceiveQueue {
   readonly cq: CompletionQueue | null;
   /** @internal */
   readonly handle: SrqHandle;
+  readonly #queue: SharedWorkQueue;
 
   /** @internal */
   constructor(pd: ProtectionDomain, attr: SrqInitAttr) {
@@ -82,6 +87,7 @@ export class SharedReceiveQueue extends ReceiveQueue {
     const native = withinLimits(pd.context, wanted, 'maxSrq', () =>
       binding().createSrq(pd.handle, ...handles, { srqType, maxWr, maxSge, maxNumTags, maxOps, id }),
     );
+    const queue = new SharedWorkQueue(maxWr);
     super({
       parents: [pd, ...(xrcd ? [xrcd] : []), ...(cq ? [cq] : [])],
       pd,
@@ -89,7 +95,7 @@ export class SharedReceiveQueue extends ReceiveQueue {
       maxSge: native.maxSge,
       kind: 'srq',
       id,
-      queue: new SharedWorkQueue(maxWr),
+      queue,
       verb: 'ibv_post_srq_recv',
       createList: (...args) => binding().createSrqRecvList(native.handle, ...args),
     });
@@ -97,6 +103,7 @@ export class SharedReceiveQueue extends ReceiveQueue {
     this.xrcd = xrcd ?? null;
     this.cq = cq ?? null;
     this.handle = native.handle;
+    this.#queue = queue;
     // What comes there is of this queue: it must not be collected before.
     cq?.attach(this, claim);
   }
@@ -115,17 +122,68 @@ export class SharedReceiveQueue extends ReceiveQueue {
   /**
    * Changes it.
    *
-   * @param attr - `srqLimit`: arms the event SRQ_LIMIT_REACHED. `maxWr`: another size, where the device can
-   * @throws RdmaError EINVAL for a limit beyond the size, and where the device cannot
+   * @param attr - `srqLimit`: arms the event SRQ_LIMIT_REACHED. `maxWr`: receives that may be outstanding from now on,
+   *   where the device can (`DeviceCapFlags.SRQ_RESIZE`; mlx5 cannot): what is in flight stays. At least one of the two
+   * @throws CqOverrunError when a completion queue of its queue pairs has no room for so many
+   * @throws RdmaError EINVAL for a limit beyond `maxWr`, for less than is in flight or more than the device has, and where
+   *   it cannot. The queue is what it was then
    * @see ibv_modify_srq(3)
    */
   modify(attr: { srqLimit?: number; maxWr?: number }): void {
     this.requireOpen();
     const { srqLimit, maxWr } = readOptions(attr, 'attr', ['srqLimit', 'maxWr']);
     let mask = 0;
-    if (srqLimit !== undefined) mask |= SrqAttrMask.LIMIT;
-    if (maxWr !== undefined) mask |= SrqAttrMask.MAX_WR;
-    binding().modifySrq(this.handle, mask, uint32(maxWr ?? 0, 'attr.maxWr'), uint32(srqLimit ?? 0, 'attr.srqLimit'));
+    if (srqLimit !== undefined) {
+      uint32(srqLimit, 'attr.srqLimit');
+      mask |= SrqAttrMask.LIMIT;
+    }
+    if (maxWr !== undefined) {
+      integer(maxWr, 'attr.maxWr', 1, 0x7fff_ffff);
+      mask |= SrqAttrMask.MAX_WR;
+    }
+    if (mask === 0) throw valueError('attr has no attributes');
+    const more = maxWr === undefined ? 0 : maxWr - this.maxWr;
+    const claims = this.#claims(more);
+    if (more > 0) for (const [cq, claim] of claims) cq.requireRoom(claim, 'ibv_modify_srq');
+    if (maxWr !== undefined && maxWr < this.recvsInFlight) {
+      // rdma_rxe must not be asked: when it refuses, its queue is gone.
+      const detail = `attr.maxWr is ${maxWr}, but ${this.recvsInFlight} receives are in flight`;
+      throw new RdmaError('ibv_modify_srq', constants.errno.EINVAL, detail);
+    }
+    try {
+      binding().modifySrq(this.handle, mask, maxWr ?? 0, srqLimit ?? 0);
+    } catch (error) {
+      throw this.#explain(error, maxWr, srqLimit);
+    }
+    if (maxWr === undefined) return;
+    this.#queue.resize(maxWr);
+    this.resized();
+    for (const [cq] of claims) cq.claims.resized(this, more);
+  }
+
+  // What so many receives more are in each queue that they complete in.
+  #claims(more: number): Map<CompletionQueue, Claim> {
+    const claims = new Map<CompletionQueue, Claim>();
+    // It has queue pairs for children, targets of DC among them.
+    for (const child of this.openChildren()) {
+      claims.set((child as QueuePair).recvCq, { sends: 0, recvs: 0, srq: { maxWr: more } });
+    }
+    if (this.cq) claims.set(this.cq, { sends: 0, srq: null, ...claims.get(this.cq), recvs: more });
+    return claims;
+  }
+
+  // The kernel says EINVAL and no more.
+  #explain(error: unknown, maxWr: number | undefined, srqLimit: number | undefined): unknown {
+    if (!(error instanceof RdmaError && error.code === 'EINVAL')) return error;
+    const { maxSrqWr, deviceCapFlags } = this.pd.context.queryDevice();
+    if (maxWr !== undefined) {
+      if ((deviceCapFlags & DeviceCapFlags.SRQ_RESIZE) === 0) {
+        return error.explained('the device cannot resize shared receive queues: maxWr stays what it was made with');
+      }
+      if (maxWr > maxSrqWr) return error.explained(`attr.maxWr is ${maxWr}, maxSrqWr of the device ${maxSrqWr}`);
+    }
+    const [limit, max] = [srqLimit ?? this.query().srqLimit, maxWr ?? this.maxWr];
+    return limit > max ? error.explained(`the limit is ${limit}, of ${max} receives`) : error;
   }
 
   /** Asks what it is like. @see ibv_query_srq(3) */

@@ -173,12 +173,12 @@ export class WorkQueue implements InFlight {
  */
 export class SharedWorkQueue implements InFlight {
   readonly id: number;
-  readonly capacity: number;
+  capacity: number;
   postable = true;
   // Requests complete one by one here, so each is held by itself.
   youngest: typeof NOTHING = NOTHING;
-  readonly #words: Int32Array;
-  readonly #inUse: Uint8Array;
+  #words: Int32Array;
+  #inUse: Uint8Array;
   readonly #held: Held[];
 
   constructor(capacity: number) {
@@ -192,6 +192,16 @@ export class SharedWorkQueue implements InFlight {
 
   get length(): number {
     return ((this.#words[QUEUE_TAIL] as number) - (this.#words[QUEUE_HEAD] as number)) | 0;
+  }
+
+  /** Takes another capacity, not less than what is in flight. */
+  resize(capacity: number): void {
+    const memory = binding().resizeWorkQueue(this.id, capacity);
+    this.capacity = capacity;
+    if (memory === null) return;
+    this.#words = new Int32Array(memory, 0, 2);
+    this.#inUse = new Uint8Array(memory, this.#words.byteLength);
+    while (this.#held.length < this.#inUse.length) this.#held.push(null);
   }
 
   hold(count: number, held: readonly Held[], _isWhole: boolean, list: Int32Array, wrSize: number): void {

@@ -2,9 +2,11 @@
 #include <infiniband/verbs.h>
 
 #include <algorithm>
+#include <array>
 #include <type_traits>
 
 #include "core/args.h"
+#include "datapath/completion_ring.h"
 #include "datapath/doorbell.h"
 #include "datapath/extended_post.h"
 #include "verbs/verbs.h"
@@ -21,12 +23,18 @@ inline int PostRecv(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv
 inline int PostWqRecv(ibv_wq* wq, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_wq_recv(wq, wr, bad); }
 inline int PostSrqRecv(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_srq_recv(srq, wr, bad); }
 
+// What is numbered by a mask has a power of two of slots.
+uint32_t SlotsFor(size_t capacity) {
+  uint32_t size = 1;
+  while (size < capacity) size *= 2;
+  return size;
+}
+
 // (capacity, inOrder): the queue's words, and its id. It goes with them, or when the queue pair is closed.
 Napi::Value CreateWorkQueue(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
   const size_t capacity = CountArg(info, 0, "capacity", kMaxCapacity);
-  uint32_t size = 1;
-  while (size < capacity) size *= 2;
+  const uint32_t size = SlotsFor(capacity);
   auto doorbell = Environment::Of(env).doorbell;
   uint32_t id = 0;
   if (!doorbell->queues.Reserve(&id)) throw Napi::RangeError::New(env, "Too many queues in one thread");
@@ -34,11 +42,34 @@ Napi::Value CreateWorkQueue(const Napi::CallbackInfo& info) {
   auto memory = Napi::ArrayBuffer::New(env, kQueueWords * sizeof(int32_t) + (in_order ? 0 : size));
   doorbell->queues.Enter(std::make_shared<WorkQueue>(id, static_cast<uint32_t>(capacity), size, in_order,
                                                      static_cast<int32_t*>(memory.Data())));
-  memory.AddFinalizer([doorbell, id](Napi::Env, void*) { doorbell->queues.Leave(id); }, static_cast<void*>(nullptr));
+  memory.AddFinalizer([doorbell, id](Napi::Env, void*) { doorbell->queues.Leave(id, 0); }, static_cast<void*>(nullptr));
   Napi::Object object = Napi::Object::New(env);
   object.Set("memory", memory);
   SetNumber(object, "id", id);
   return object;
+}
+
+// (id, capacity) of a queue that does not complete in order: its words, when they are others now; else null.
+Napi::Value ResizeWorkQueue(const Napi::CallbackInfo& info) {
+  Napi::Env env = info.Env();
+  auto doorbell = Environment::Of(env).doorbell;
+  const uint32_t id = Uint32Arg(info, 0, "id");
+  const auto capacity = static_cast<uint32_t>(CountArg(info, 1, "capacity", kMaxCapacity));
+  WorkQueue* const queue = doorbell->queues.Find(id);
+  if (queue == nullptr || !queue->is_shared()) ThrowType(env, "id is not of a shared queue");
+  if (capacity < queue->in_flight()) throw Napi::RangeError::New(env, "More are in flight");
+  if (capacity <= queue->size()) {
+    queue->SetCapacity(capacity);
+    return env.Null();
+  }
+  const uint32_t size = SlotsFor(capacity);
+  auto memory = Napi::ArrayBuffer::New(env, kQueueWords * sizeof(int32_t) + size);
+  queue->Grow(size, static_cast<int32_t*>(memory.Data()));
+  queue->SetCapacity(capacity);
+  memory.AddFinalizer(
+      [doorbell, id, generation = queue->generation()](Napi::Env, void*) { doorbell->queues.Leave(id, generation); },
+      static_cast<void*>(nullptr));
+  return memory;
 }
 
 // (id): nothing of what is in flight will complete.
@@ -166,7 +197,7 @@ Napi::Value CreateSendList(const Napi::CallbackInfo& info) {
 }
 
 // The completions that one poll of a queue found. In shared memory: the completions, and the callers' wrIds.
-class WcRing final : public SharedList {
+class WcRing final : public CompletionRing {
  public:
   // (cq, capacity)
   static Napi::Value Create(const Napi::CallbackInfo& info) {
@@ -189,6 +220,11 @@ class WcRing final : public SharedList {
     }
     int count = 0;
     int kept = 0;
+    if (has_taken()) kept = GiveOut(max, wc_, wr_ids_, nullptr);
+    if (kept > 0) {
+      words[kResult] = kept;
+      return;
+    }
     do {
       count = ibv_poll_cq(cq, max, wc_);
       for (int i = 0; i < count; i++) {
@@ -206,17 +242,23 @@ class WcRing final : public SharedList {
     words[kResult] = count < 0 ? count : kept;
   }
 
+  void TakeIn() override {
+    // What the last poll found is still read.
+    std::array<ibv_wc, 32> wc{};
+    int count = 0;
+    do {
+      count = ibv_poll_cq(cq_->get(), static_cast<int>(wc.size()), wc.data());
+      for (int i = 0; i < count; i++) Take(wc[i], wc[i].qp_num);
+    } while (count == static_cast<int>(wc.size()));
+  }
+
  private:
   WcRing(std::shared_ptr<CqHandle> cq, const WorkQueues& queues, ibv_wc* wc, int32_t capacity)
-      : cq_(std::move(cq)),
-        queues_(queues),
+      : CompletionRing(std::move(cq), queues),
         wc_(wc),
         wr_ids_(reinterpret_cast<double*>(wc + capacity)),
         capacity_(capacity) {}
 
-  std::shared_ptr<CqHandle> cq_;
-  // The doorbell's, which owns this ring.
-  const WorkQueues& queues_;
   // That of the last completion: mostly the next one is of the same.
   std::shared_ptr<WorkQueue> last_;
   ibv_wc* wc_;
@@ -229,6 +271,7 @@ class WcRing final : public SharedList {
 void ExportDatapath(Napi::Object exports) {
   Environment::Of(exports.Env()).doorbell->Export(exports);
   Export(exports, "createWorkQueue", CreateWorkQueue);
+  Export(exports, "resizeWorkQueue", ResizeWorkQueue);
   Export(exports, "clearWorkQueue", ClearWorkQueue);
   Export(exports, "destroyWorkQueue", DestroyWorkQueue);
   Export(exports, "createSendList", CreateSendList);

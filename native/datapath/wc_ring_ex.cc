@@ -5,8 +5,7 @@
 
 #include "core/args.h"
 #include "core/environment.h"
-#include "datapath/doorbell.h"
-#include "datapath/wc_extra.h"
+#include "datapath/completion_ring.h"
 #include "verbs/verbs.h"
 
 namespace rdma {
@@ -14,7 +13,7 @@ namespace rdma {
 namespace {
 
 // As the ring of an ordinary queue, and behind the callers' wrIds what only an extended one tells.
-class WcRingEx final : public SharedList {
+class WcRingEx final : public CompletionRing {
  public:
   // (cq, capacity)
   static Napi::Value Create(const Napi::CallbackInfo& info) {
@@ -42,6 +41,7 @@ class WcRingEx final : public SharedList {
     }
     int kept = 0;
     int rc = 0;
+    if (has_taken()) kept = GiveOut(max, wc_, wr_ids_, extra_);
     while (kept < max) {
       ibv_poll_cq_attr attr{};
       rc = ibv_start_poll(cq, &attr);
@@ -58,11 +58,20 @@ class WcRingEx final : public SharedList {
     words[kResult] = kept == 0 && rc != ENOENT ? -1 : kept;
   }
 
+  void TakeIn() override {
+    ibv_cq_ex* const cq = cq_->ex();
+    for (ibv_poll_cq_attr attr{}; ibv_start_poll(cq, &attr) == 0; ibv_end_poll(cq)) {
+      ibv_wc wc{};
+      WcExtra extra{};
+      Read(cq, wc, extra);
+      Take(wc, ibv_wc_read_qp_num(cq), extra);
+    }
+  }
+
  private:
   WcRingEx(std::shared_ptr<CqHandle> cq, const WorkQueues& queues, ibv_wc* wc, int32_t capacity)
-      : cq_(std::move(cq)),
+      : CompletionRing(std::move(cq), queues),
         flags_(cq_->wc_flags()),
-        queues_(queues),
         wc_(wc),
         wr_ids_(reinterpret_cast<double*>(wc + capacity)),
         extra_(reinterpret_cast<WcExtra*>(wr_ids_ + capacity)),
@@ -100,10 +109,7 @@ class WcRingEx final : public SharedList {
     }
   }
 
-  std::shared_ptr<CqHandle> cq_;
   const uint64_t flags_;
-  // The doorbell's, which owns this ring.
-  const WorkQueues& queues_;
   ibv_wc* wc_;
   double* wr_ids_;
   WcExtra* extra_;

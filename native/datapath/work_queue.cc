@@ -2,6 +2,18 @@
 
 namespace rdma {
 
+void WorkQueue::Grow(uint32_t size, int32_t* words) {
+  auto* const in_use = reinterpret_cast<uint8_t*>(words + kQueueWords);
+  std::copy_n(words_, kQueueWords, words);
+  std::copy_n(in_use_, mask_ + 1, in_use);
+  for (uint32_t slot = size; slot > mask_ + 1; slot--) free_.push_back(slot - 1);
+  wr_ids_.resize(size);
+  mask_ = size - 1;
+  words_ = words;
+  in_use_ = in_use;
+  generation_++;
+}
+
 bool WorkQueues::Reserve(uint32_t* id) {
   if (free_.empty()) {
     if (places_.size() > kPlaceMask) return false;

@@ -30,6 +30,16 @@ class WorkQueue {
     for (uint32_t slot = size; slot > 0; slot--) free_.push_back(slot - 1);
   }
 
+  bool is_shared() const { return in_use_ != nullptr; }
+  // Slots that there are.
+  uint32_t size() const { return mask_ + 1; }
+  // Not less than are in flight.
+  void SetCapacity(uint32_t capacity) { capacity_ = capacity; }
+  // Moves a shared one to words for more slots. What is in flight keeps its slot.
+  void Grow(uint32_t size, int32_t* words);
+  // Which words it has: a number that goes up when it moves.
+  uint32_t generation() const { return generation_; }
+
   uint32_t id() const { return id_; }
   // Whether its words may be gone: who kept a share must ask first.
   bool is_gone() const { return is_gone_; }
@@ -47,8 +57,9 @@ class WorkQueue {
     }
   }
 
+  uint32_t in_flight() const { return tail_ - head_; }
   // How many requests there is room for.
-  uint32_t room() const { return capacity_ - (tail_ - head_); }
+  uint32_t room() const { return capacity_ - in_flight(); }
 
   // `count` requests were posted. True now and then: when what is known of them by their numbers must be begun anew, so
   // that no comparison of two numbers is of ones too far apart.
@@ -100,14 +111,15 @@ class WorkQueue {
   static constexpr uint32_t kEra = (1U << 29) - 1;
 
   const uint32_t id_;
-  const uint32_t capacity_;
-  const uint32_t mask_;
+  uint32_t capacity_;
+  uint32_t mask_;
+  uint32_t generation_ = 0;
   // Shortly before the wrap, so that no queue lives without passing it. The words follow.
   uint32_t head_ = static_cast<uint32_t>(-64);
   uint32_t tail_ = static_cast<uint32_t>(-64);
   bool is_gone_ = false;
-  int32_t* const words_;
-  uint8_t* const in_use_;
+  int32_t* words_;
+  uint8_t* in_use_;
   std::vector<double> wr_ids_;
   std::vector<uint32_t> free_;
 };
@@ -119,6 +131,11 @@ class WorkQueues {
   bool Reserve(uint32_t* id);
   void Enter(std::shared_ptr<WorkQueue> queue) { places_[queue->id() & kPlaceMask] = std::move(queue); }
   void Leave(uint32_t id);
+  // The words of that generation were collected.
+  void Leave(uint32_t id, uint32_t generation) {
+    const WorkQueue* const queue = Find(id);
+    if (queue != nullptr && queue->generation() == generation) Leave(id);
+  }
 
   // Null when it is gone.
   WorkQueue* Find(uint32_t id) const {

@@ -72,12 +72,14 @@ Outcome<std::shared_ptr<CqHandle>> CqHandle::CreateEx(std::shared_ptr<ContextHan
     attr->comp_mask |= IBV_CQ_INIT_ATTR_MASK_PD;
     attr->parent_domain = parent_domain->get();
   }
+  handle->wc_flags_ = attr->wc_flags;
+  // For who asks whose a completion is: see CompletionRing.
+  attr->wc_flags |= IBV_WC_EX_WITH_QP_NUM;
   errno = 0;
   auto cq = FromPtr("ibv_create_cq_ex", ibv_create_cq_ex(device, attr));
   if (cq.error) return cq.error;
   handle->ex_ = cq.value;
   handle->cq_ = ibv_cq_ex_to_cq(cq.value);
-  handle->wc_flags_ = attr->wc_flags;
   handle->parent_domain_.Replace(std::move(parent_domain));
   return handle;
 }

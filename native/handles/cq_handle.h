@@ -30,6 +30,21 @@ class ChannelHandle final : public Owner {
   bool has_lost_queues_ = false;
 };
 
+// Who polls a completion queue.
+class Poller {
+ public:
+  Poller() = default;
+  Poller(const Poller&) = delete;
+  Poller& operator=(const Poller&) = delete;
+  // Takes all that is in the queue, to give it out later.
+  virtual void TakeIn() = 0;
+  // Drops of that what is of a queue pair that has gone. Its receives are over.
+  virtual void Forget(uint32_t qp_num) = 0;
+
+ protected:
+  ~Poller() = default;
+};
+
 // A completion queue: struct ibv_cq. Its events are counted here when they are taken from the channel; ibv_destroy_cq
 // waits for ever for one that was not acknowledged.
 class CqHandle final : public Owner {
@@ -54,6 +69,9 @@ class CqHandle final : public Owner {
   // What an extended one tells of a completion: IBV_WC_EX_WITH_*.
   uint64_t wc_flags() const { return wc_flags_; }
   uint32_t id() const { return id_; }
+  // Null when it was collected. Of the environment's thread.
+  Poller* poller() const { return poller_; }
+  void SetPoller(Poller* poller) { poller_ = poller; }
 
   // One event of this queue was taken. Acknowledging takes a mutex, so it is done in batches.
   void CountEvent();
@@ -70,6 +88,7 @@ class CqHandle final : public Owner {
   ibv_cq* cq_ = nullptr;
   ibv_cq_ex* ex_ = nullptr;
   uint64_t wc_flags_ = 0;
+  Poller* poller_ = nullptr;
   unsigned int unacknowledged_ = 0;
 };
 

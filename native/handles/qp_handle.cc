@@ -71,6 +71,16 @@ VerbError QpHandle::Modify(ibv_qp_attr* attr, int mask) {
   return FromRet("ibv_modify_qp", ibv_modify_qp(qp_, attr, mask));
 }
 
+void QpHandle::Stop() {
+  // A datagram's can fail to be destroyed while it is in a multicast group, and would be of no use any more.
+  if (qp_->qp_type != IBV_QPT_RC && qp_->qp_type != IBV_QPT_UC) return;
+  if (qp_->state == IBV_QPS_RESET || qp_->state == IBV_QPS_INIT) return;
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_ERR;
+  // Of a device that is gone it fails.
+  ibv_modify_qp(qp_, &attr, IBV_QP_STATE);
+}
+
 VerbError QpHandle::Destroy() {
   if (qp_ == nullptr) return {};
   VerbError error = FromDestroy(FromRet("ibv_destroy_qp", ibv_destroy_qp(qp_)));

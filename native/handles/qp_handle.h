@@ -44,6 +44,10 @@ class QpHandle final : public Owner {
 
   ibv_qp* get() const { return qp_; }
   Posting posting() const { return posting_; }
+  // Who polls for the receives that it takes from a shared queue; null when it takes from none.
+  Poller* shared_poller() const { return srq_ && recv_cq_ ? recv_cq_->poller() : nullptr; }
+  // A connection takes no more receives.
+  void Stop();
 
  private:
   QpHandle(QpParents parents, ibv_qp* qp, Posting posting)

@@ -91,9 +91,39 @@ Modification ModifyArgs(const Napi::CallbackInfo& info) {
   return m;
 }
 
+// Destroys or resets a queue pair, and counts the receives that it has taken from a shared queue. libmlx5 throws away
+// completions of it that nobody has polled for, and has the receives for the queue again, without a word to us; other
+// providers leave them in the completion queue, which may be closed before somebody looks. So what is there is taken
+// out before, and what came until the end after it. `end` throws when it fails: then nothing is lost.
+template <class End>
+void EndReceives(const QpHandle& qp, End end) {
+  Poller* const poller = qp.shared_poller();
+  if (poller == nullptr) return end();
+  const uint32_t qp_num = qp.get()->qp_num;
+  poller->TakeIn();
+  end();
+  poller->TakeIn();
+  poller->Forget(qp_num);
+}
+
 Napi::Value ModifyQpSync(const Napi::CallbackInfo& info) {
   Modification m = ModifyArgs(info);
-  Check(info.Env(), m.qp->Modify(&m.attr, m.mask));
+  const auto modify = [&info, &m] { Check(info.Env(), m.qp->Modify(&m.attr, m.mask)); };
+  if ((m.mask & IBV_QP_STATE) != 0 && m.attr.qp_state == IBV_QPS_RESET) {
+    EndReceives(*m.qp, modify);
+  } else {
+    modify();
+  }
+  return info.Env().Undefined();
+}
+
+// (qp)
+Napi::Value DestroyQp(const Napi::CallbackInfo& info) {
+  Cell& cell = Cell::From(info.Env(), info[0], HandleType<QpHandle>::tag, HandleType<QpHandle>::name);
+  const auto qp = std::static_pointer_cast<QpHandle>(cell.owner());
+  if (qp == nullptr) return info.Env().Undefined();
+  if (qp->shared_poller() != nullptr) qp->Stop();
+  EndReceives(*qp, [&info, &cell] { cell.Close(info.Env()); });
   return info.Env().Undefined();
 }
 
@@ -301,7 +331,7 @@ void ExportQueuePair(Napi::Object exports) {
   Export(exports, "setEce", SetEce);
   Export(exports, "modifyQpRateLimit", ModifyQpRateLimit);
   Export(exports, "queryQpDataInOrder", QueryQpDataInOrder);
-  Export(exports, "destroyQp", CloseHandle<QpHandle>);
+  Export(exports, "destroyQp", DestroyQp);
   Export(exports, "attachMcast", AttachMcast);
   Export(exports, "detachMcast", DetachMcast);
 }

@@ -1,9 +1,10 @@
+import { constants } from 'node:os';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { FlowSpecType, QpType, SrqType } from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
 import { encodeFlow } from '../../lib/verbs/flow-spec.ts';
 import { cmFunctions } from './cm.ts';
-import { deviceA, expectNoLeaks, isRxe } from './fixture.ts';
+import { collect, deviceA, expectNoLeaks, isRxe } from './fixture.ts';
 
 /** The addon by name, without its types: what stands between a mistake in lib/ and a crash. */
 type Native = (...args: unknown[]) => unknown;
@@ -238,7 +239,7 @@ function failure(name: string, args: unknown[]): (Error & { code?: string }) | u
 
 describe('every function of the addon', () => {
   it('is known to this test', () => {
-    const ofQueues = ['createWorkQueue', 'clearWorkQueue', 'destroyWorkQueue'];
+    const ofQueues = ['createWorkQueue', 'resizeWorkQueue', 'clearWorkQueue', 'destroyWorkQueue'];
     const others = [
       ...takesNothing,
       'setErrorClass',
@@ -411,6 +412,39 @@ describe('every function of the addon', () => {
     const length = Number.MAX_SAFE_INTEGER;
     expect(failure('allocMrSync', [handles.ProtectionDomain, length, 1, false])?.code).toBe('ENOMEM');
     await expect(call('allocMr', handles.ProtectionDomain, length, 1, false)).rejects.toMatchObject({ code: 'ENOMEM' });
+  });
+
+  it('gives a shared queue more room and keeps what is in flight, which other memory than the first says', async () => {
+    const { memory, id } = call('createWorkQueue', 5, false) as { memory: ArrayBuffer; id: number };
+    const list = call('createSrqRecvList', handles.SharedReceiveQueue, 4, 1, id) as { list: number };
+    const words = new Int32Array(binding().doorbell as ArrayBuffer);
+    const post = (count: number) => {
+      words.set([list.list, count, 12345, 12345]);
+      call('ring');
+      return [words[2], words[3]];
+    };
+    expect(post(4)).toEqual([0, 4]);
+    // There are slots for eight.
+    expect([call('resizeWorkQueue', id, 8), call('resizeWorkQueue', id, 4)]).toEqual([null, null]);
+    expect(post(1)).toEqual([constants.errno.ENOMEM, 0]);
+    const larger = call('resizeWorkQueue', id, 9) as ArrayBuffer;
+    const inUse = [memory, larger].map((buffer) => new Uint8Array(buffer, 8).filter((slot) => slot === 1).length);
+    expect([...inUse, larger.byteLength]).toEqual([4, 4, 8 + 16]);
+    expect(new Int32Array(larger, 0, 2)).toEqual(new Int32Array(memory, 0, 2));
+    // The first memory has a finalizer, which is not this queue's end.
+    for (let size = 32; size <= 1024; size *= 2) call('resizeWorkQueue', id, size);
+    const last = call('resizeWorkQueue', id, 2048) as ArrayBuffer;
+    await collect();
+    expect(call('resizeWorkQueue', id, 2047)).toBeNull();
+    expect(new Uint8Array(last, 8).filter((slot) => slot === 1)).toHaveLength(4);
+
+    expect(failure('resizeWorkQueue', [id, 3])).toBeInstanceOf(RangeError);
+    expect(failure('resizeWorkQueue', [id, 2 ** 31])).toBeInstanceOf(Error);
+    const inOrder = call('createWorkQueue', 4, true) as { id: number };
+    for (const other of [inOrder.id, id + 1000]) {
+      expect(failure('resizeWorkQueue', [other, 8])?.code).toBe('ERR_INVALID_ARG_TYPE');
+    }
+    for (const queue of [id, inOrder.id]) call('destroyWorkQueue', queue);
   });
 
   it('rings for no list, or for a list with a wrong count, without touching anything', () => {

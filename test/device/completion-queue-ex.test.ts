@@ -299,6 +299,7 @@ describe('context.createCqEx', () => {
     expect(a.cq.cqe).toBeGreaterThanOrEqual(500);
     await resizing;
     const resetting = a.qp.modify({ qpState: QpState.RESET });
+    await Promise.resolve();
     expect((a.qp as QueuePair).state).toBe(QpState.RESET);
     await resetting;
   });

@@ -11,6 +11,7 @@ import {
   RemoteRegion,
   SendFlags,
   type SendWr,
+  type SharedReceiveQueue,
   SrqType,
   WcStatus,
   WrOpcode,
@@ -42,6 +43,15 @@ interface Sender {
   mr: MemoryRegion;
   wr: SendWr;
   close: () => void;
+}
+
+/** A queue pair that takes from a shared queue, where that completes and where to, and who sends to it. */
+interface Receiver {
+  qp: AnyQueuePair;
+  srq: SharedReceiveQueue;
+  cq: CompletionQueue;
+  mr: MemoryRegion;
+  sender: Sender;
 }
 
 const caps = { cap: { maxSendWr: DEPTH, maxRecvWr: DEPTH } };
@@ -92,7 +102,16 @@ function ud(): Sender {
   return { ...a, wr, close: () => closeAll(a, b) };
 }
 
-function xrc(): Sender {
+async function srq(): Promise<Receiver> {
+  const [a, b] = [openSide(deviceA, caps), openSide(deviceB, caps)];
+  const queue = b.pd.createSrq({ maxWr: DEPTH });
+  b.qp.close();
+  b.qp = b.pd.createQp({ sendCq: b.cq, srq: queue, cap: { maxSendWr: DEPTH } });
+  await connectSides(a, b);
+  return { ...b, srq: queue, sender: { ...a, wr: writeTo(a, b), close: () => closeAll(a, b) } };
+}
+
+function xrcSrq(): Receiver {
   const [a, b] = [openSide(deviceA), openSide(deviceB)];
   const xrcd = b.context.openXrcd();
   const cq = b.context.createCq(64);
@@ -110,17 +129,22 @@ function xrc(): Sender {
   }
   qp.modifySync(rtsAttr());
   const wr = { ...writeTo(a, b), remoteSrqn: srq.srqNum };
-  return { qp, cq: sendCq, mr: a.mr, wr, close: () => closeAll(a, b) };
+  const sender = { qp, cq: sendCq, mr: a.mr, wr, close: () => closeAll(a, b) };
+  return { qp: receiver, srq, cq, mr: b.mr, sender };
 }
 
-function dci(): Sender {
+function dct(): Receiver {
   const pair = new DcPair({}, DEPTH);
   const { dci: qp, cq, mr } = pair.a;
   const wr = { opcode: WrOpcode.RDMA_WRITE, sgList: mr.slice(0, 64), remote: pair.remote.slice(), ...pair.target };
-  return { qp, cq, mr, wr, close: () => pair[Symbol.dispose]() };
+  const { dct, ...b } = pair.b;
+  return { ...b, qp: dct, sender: { qp, cq, mr, wr, close: () => pair[Symbol.dispose]() } };
 }
 
-const senders = { RC: rc, UC: uc, UD: ud, ...(!isRxe && { XRC_SEND: xrc, DCI: dci }) };
+const dci = () => dct().sender;
+const xrcSend = () => xrcSrq().sender;
+const senders = { RC: rc, UC: uc, UD: ud, ...(!isRxe && { XRC_SEND: xrcSend, DCI: dci }) };
+const receivers = { SRQ: srq, ...(!isRxe && { 'XRC SRQ': xrcSrq, DCT: dct }) };
 
 describe.each(Object.entries(senders))('a send queue of type %s', (_type, make) => {
   const signaled = { sendFlags: SendFlags.SIGNALED };
@@ -204,5 +228,47 @@ describe.each(Object.entries({ RC: rc, UC: uc, UD: ud }))('a receive queue of ty
     expect([qp.recvsInFlight, cq.poll()]).toEqual([0, 0]);
     mr.close();
     close();
+  });
+});
+
+describe.each(Object.entries(receivers))('a shared receive queue: %s', (type, make) => {
+  it('counts each receive until its completion, and those of a queue pair that is closed', async () => {
+    const { qp, srq, cq, mr, sender } = await make();
+    const recv = { sgList: mr.slice(0, 64) };
+    const { opcode: _write, remote: _remote, ...aim } = sender.wr as SendWr & { remote?: unknown };
+    const send = async () => {
+      sender.qp.postSend({ ...aim, opcode: WrOpcode.SEND, sendFlags: SendFlags.SIGNALED });
+      expect(await completions(sender.cq, 1)).toMatchObject([{ status: WcStatus.SUCCESS }]);
+    };
+    srq.postRecv([recv, recv, recv]);
+    expect(srq.recvsInFlight).toBe(3);
+    expect(thrown(() => mr.close())).toMatchObject({ code: 'EBUSY', message: /3 work request\(s\) in flight/ });
+    const depth = srq.maxWr;
+    const error = thrown(() => srq.postRecv(Array(depth).fill(recv)));
+    expect(error).toMatchObject({ name: 'PostError', code: 'ENOMEM', index: depth - 3 });
+    for (let left = depth; left > 0; left--) {
+      expect(srq.recvsInFlight).toBe(left);
+      await send();
+      expect(await completions(cq, 1)).toMatchObject([{ status: WcStatus.SUCCESS, qpNum: qp.qpNum }]);
+    }
+    expect([srq.recvsInFlight, cq.poll()]).toEqual([0, 0]);
+
+    // Two that nobody polls for before their queue pair is closed. Those of XRC are the shared queue's, whoever they came by.
+    srq.postRecv([recv, recv, recv]);
+    await send();
+    await send();
+    expect(srq.recvsInFlight).toBe(3);
+    qp.close();
+    if (type === 'XRC SRQ') {
+      expect(srq.recvsInFlight).toBe(3);
+      expect(cq.poll()).toBe(2);
+    }
+    expect([srq.recvsInFlight, cq.poll()]).toEqual([1, 0]);
+    srq.postRecv(Array(depth - 1).fill(recv));
+    expect(srq.recvsInFlight).toBe(depth);
+    srq.close();
+    expect([srq.recvsInFlight, cq.poll()]).toEqual([0, 0]);
+    mr.close();
+    sender.close();
   });
 });
