@@ -219,6 +219,7 @@ describe('a method', () => {
       'spin',
       'requireRoom',
       'inFlight',
+      'changesHere',
       'entered',
       'renumber',
       'makeCq',
