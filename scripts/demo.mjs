@@ -66,7 +66,7 @@ async function runInside(options) {
       args: [job, '--device', 'rxe0', '--device', 'rxe1', ...options],
       cwd: root,
       // The guest writes into a pipe, and cannot see where it ends.
-      env: { ...process.env, ...(process.stdout.isTTY && { FORCE_COLOR: '1' }) },
+      env: { ...process.env, ...(process.stdout.isTTY && process.stdout.hasColors() && { FORCE_COLOR: '1' }) },
       timeoutMs: 600_000,
       signal: abort.signal,
       onProgress: (text) => say(`demo: ${text}`),

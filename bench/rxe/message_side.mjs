@@ -101,7 +101,7 @@ if (isClient) {
   await once(server, 'listening');
   const privateData = `${ours} ${server.address().port}`;
   const listener = await listenTcp({ ...options, host: '127.0.0.1', port: 0, privateData });
-  console.log(listener.port);
+  console.log(String(listener.port));
 
   const messages = await Messages.open(await listener.accept());
   await takeMessages(messages, WARM_UP + iterations);

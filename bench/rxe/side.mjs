@@ -27,7 +27,7 @@ if (isClient) {
   awaited = await connectTcp({ ...options, host: '127.0.0.1', port });
 } else {
   const listener = await listenTcp({ ...options, host: '127.0.0.1', port: 0 });
-  console.log(listener.port);
+  console.log(String(listener.port));
   endpoint = await listener.accept();
   control = await listener.accept();
   awaited = await listener.accept();

@@ -12,6 +12,7 @@ import type { CompletionQueue } from './completion-queue.ts';
 import { parseGid } from './gid.ts';
 import { MemorySlice } from './memory-region.ts';
 import { MemoryWindow } from './memory-window.ts';
+import { elementsOf } from './post-list.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import { checkInitAttr, explained, type QpInitAttr } from './qp-init-attr.ts';
 import { DCI } from './qp-transitions.ts';
@@ -238,9 +239,9 @@ export class QueuePair extends AnyQueuePair {
 
   #preparable<T>(wrs: T | readonly T[], max: number, name: string): readonly T[] {
     this.requireOpen();
-    const list = Array.isArray(wrs) ? (wrs as readonly T[]) : [wrs as T];
+    const list = Array.isArray(wrs) ? elementsOf(wrs as readonly T[], max + 1) : [wrs as T];
     if (list.length < 1 || list.length > max) {
-      throw rangeError(`wrs must have from 1 to ${max} requests (${name}), not ${list.length}`);
+      throw rangeError(`wrs must have from 1 to ${max} requests (${name}), not ${(wrs as readonly T[]).length}`);
     }
     return list;
   }

@@ -1,5 +1,6 @@
 import { integer } from '../args.ts';
 import type { SharedList } from '../native/native.ts';
+import { elementsOf } from './post-list.ts';
 import type { ProtectionDomain } from './protection-domain.ts';
 import { RecvList, type RecvWr } from './recv-list.ts';
 import { Resource } from './resource.ts';
@@ -90,7 +91,7 @@ export abstract class ReceiveQueue extends Resource {
   /** Prepares a list of receives, of at most `maxWr`. */
   prepareRecv(wrs: RecvWr | readonly RecvWr[]): RecvList {
     this.requireOpen();
-    const requests = Array.isArray(wrs) ? (wrs as readonly RecvWr[]) : [wrs as RecvWr];
+    const requests = Array.isArray(wrs) ? elementsOf(wrs as readonly RecvWr[], this.maxWr + 1) : [wrs as RecvWr];
     integer(requests.length, 'wrs.length', 1, this.maxWr);
     const list = this.#list(requests.length);
     requests.forEach((wr, i) => list.encode(i, wr, i));

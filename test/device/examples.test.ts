@@ -4,6 +4,7 @@ import { readdirSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, it } from 'vitest';
+import { runPair as runSides } from '../../bench/rxe/measure.mjs';
 import { runPair } from '../../examples/demo/interop.mjs';
 import { deviceA, deviceB, isRxe, isSanitized } from './fixture.ts';
 
@@ -50,9 +51,19 @@ describe.skipIf(isSanitized)('examples', { timeout: 180_000 }, () => {
       expect(client).toContain('26 bytes written');
     });
 
-    // It plays pingpong.mjs with ibv_rc_pingpong, both ways.
+    // It plays pingpong.mjs with ibv_rc_pingpong, both ways. As on a terminal.
     it('demo.mjs --checks-only', async () => {
-      await printed([...ours('demo.mjs'), '--checks-only', '--device', deviceA, '--device', deviceB]);
+      const demo = [...ours('demo.mjs'), '--checks-only', '--device', deviceA, '--device', deviceB];
+      expect(await printed(['env', 'FORCE_COLOR=1', ...demo])).toContain('\x1b[32m✓ 12 of 12 verified\x1b[0m in ');
+    });
+
+    it('what the figures of the demo come from, also where Node is told to use colours', async () => {
+      const sizes = { latencyBytes: 8, bandwidthBytes: 512, iterations: 3 };
+      const side = (role: string, device: string) => ({ role, device, gidIndex: 1, ...sizes });
+      const command = ['env', 'FORCE_COLOR=1', process.execPath, resolve('bench/rxe/side.mjs')];
+      const figures = await runSides(command, side('server', deviceB), side('client', deviceA));
+      for (const name of ['writeLat', 'sendLat', 'readLat', 'writeBw', 'awaitedLat'])
+        expect(figures[name]).toEqual({ best: expect.any(Number), typical: expect.any(Number) });
     });
   });
 });

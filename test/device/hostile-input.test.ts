@@ -1,6 +1,15 @@
 /** Input that changes while it is read, and memory that is taken away: what was checked is what is used. */
 import { describe, expect, it } from 'vitest';
-import { type MemorySlice, type QpAttr, QpState, type SendWr, WcStatus, WrOpcode } from '../../lib/index.ts';
+import {
+  type MemorySlice,
+  type QpAttr,
+  QpState,
+  type RecvWr,
+  type SendWr,
+  WcOpcode,
+  WcStatus,
+  WrOpcode,
+} from '../../lib/index.ts';
 import { ALL_ACCESS, completion, completions, expectNoLeaks, Pair, thrown } from './fixture.ts';
 
 expectNoLeaks();
@@ -29,6 +38,31 @@ describe('a list whose elements differ when they are read again', () => {
     const endless = new Proxy([genuine], { get: (target, key) => (key === 'length' ? 200 : Reflect.get(target, key)) });
     expect(thrown(() => a.qp.postSend(send(endless))).code).toMatch(/^ERR_/);
     expect(a.qp.sendsInFlight).toBe(0);
+  });
+
+  it('is prepared as long as it was at first, and by no methods of its own', async () => {
+    using pair = await Pair.connect();
+    const { a, b } = pair;
+    const remote = pair.remote.slice(0, 8);
+    const wrs = [send(a.mr.slice(0, 8)), { ...send(a.mr.slice(0, 8)), opcode: WrOpcode.RDMA_WRITE, remote }];
+    let reads = 0;
+    const growing = new Proxy(wrs, {
+      get: (target, key) => (key === 'length' ? Math.min(++reads, 2) : Reflect.get(target, key)),
+    });
+    expect(a.qp.prepareSend(growing).length).toBe(1);
+    class Own extends Array<SendWr> {
+      override forEach(callback: (wr: SendWr, i: number, all: SendWr[]) => void): void {
+        for (const i of [0, 1, -1, 1e9]) callback(wrs[1]!, i, this);
+      }
+    }
+    const own = Own.from([wrs[0]!]);
+    for (const list of [a.qp.prepareSend(own), a.qp.prepareRecv(own.map(({ sgList }) => ({ sgList })) as RecvWr[])])
+      expect(list.length).toBe(1);
+    const list = a.qp.prepareSend(own);
+    b.qp.postRecv({ sgList: b.mr.slice(64, 64) });
+    list.post();
+    expect(await completion(a.cq)).toMatchObject({ status: WcStatus.SUCCESS, opcode: WcOpcode.SEND });
+    expect(await completion(b.cq)).toMatchObject({ status: WcStatus.SUCCESS, byteLen: 8 });
   });
 
   it('holds the region even where the list has methods of its own', async () => {
