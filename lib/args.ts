@@ -143,5 +143,7 @@ export function abortSignal(value: unknown, name: string): AbortSignal | undefin
 export function environmentNumber(name: string, max: number): number | undefined {
   const value = process.env[name];
   if (value === undefined || value === '') return undefined;
-  return integer(Number(value), name, 0, max);
+  const number = Number(value);
+  if (Number.isNaN(number)) throw rangeError(`${name} must be an integer from 0 to ${max}, not '${value}'`);
+  return integer(number, name, 0, max);
 }

@@ -28,7 +28,7 @@ export const exitCodes: readonly (readonly [code: string, meaning: string])[] = 
   ['3', 'RDMA, or a program that is needed, is not here'],
   ['128 + n', 'signal n ended it'],
   ['ping', 'as of ping(8): 0 when an answer came, also after Ctrl-C, 1 when none did, 2 when none can'],
-  ['vm', 'that of the command in the VM; 1, 70, 124 and 125 as node-rdma vm --help says'],
+  ['vm', 'that of the command in the VM; 70, 124 and 125 as node-rdma vm --help says'],
 ];
 
 /** Version of the package. */

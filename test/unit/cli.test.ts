@@ -31,8 +31,11 @@ describe('node-rdma', () => {
     expect([code, stdout]).toEqual([2, '']);
   });
 
-  it('leaves the exit codes of vm as they are', async () => {
-    expect(await command(['vm', '--cpus', 'none'])).toMatchObject({ code: 1 });
+  it('says of vm with exit code 125 that it is wrong, as 1 and 2 are what its command may say', async () => {
+    for (const wrong of [['--cpus', 'none'], ['--bogus']]) {
+      const { code, stderr } = await command(['vm', ...wrong]);
+      expect([code, stderr]).toEqual([125, expect.stringContaining('(--help tells how it is used)')]);
+    }
   });
 
   it.each(['devices', 'devinfo', 'gids'])(
