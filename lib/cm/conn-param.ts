@@ -69,7 +69,8 @@ export function encodePrivateData(data: Uint8Array | string): Buffer {
 }
 
 /**
- * What `encodePrivateData()` of the peer was given. It comes from a peer, so it is checked.
+ * What `encodePrivateData()` of the peer was given. It comes from a peer, so it is checked. One that has sent nothing has
+ * given nothing: zeros arrive, or on iWARP no byte.
  *
  * @param data - as it arrived
  * @throws TypeError ERR_INVALID_ARG_VALUE when it is shorter than it says
@@ -77,7 +78,8 @@ export function encodePrivateData(data: Uint8Array | string): Buffer {
 export function decodePrivateData(data: Uint8Array): Buffer {
   if (!(data instanceof Uint8Array)) throw typeError('data', 'a Uint8Array', data);
   const length = data[0] ?? 0;
-  if (length > data.length - 1) throw valueError(`The private data has ${data.length} bytes, and says ${length}`);
+  if (length >= Math.max(data.length, 1))
+    throw valueError(`The private data has ${data.length} bytes, and says ${length}`);
   return Buffer.from(data.subarray(1, 1 + length));
 }
 

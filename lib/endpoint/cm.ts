@@ -76,7 +76,10 @@ export interface CmListenOptions {
   host?: string;
   /** Requests that may wait to be taken; the peers of more ask again, every four seconds or so. Default 16. */
   backlog?: number;
-  /** Whether to bind while connections of an older listener still have the address. Default false. */
+  /**
+   * Whether to bind the address although an id that does not listen has it, with the same option. The kernel lets one listen
+   * there only when it is the only one: EADDRINUSE. Default false.
+   */
   reuseAddr?: boolean;
 }
 

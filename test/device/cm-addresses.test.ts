@@ -1,7 +1,7 @@
-import { networkInterfaces } from 'node:os';
 import { expect, it } from 'vitest';
 import {
   AddrInfoFlags,
+  type CmIdOptions,
   createEventChannel,
   decodePrivateData,
   encodePrivateData,
@@ -17,6 +17,7 @@ import {
   cmSide,
   describeCm,
   deviceB,
+  linkLocal,
   newPort,
   newQpNum,
   rejection,
@@ -25,13 +26,6 @@ import {
   soon,
 } from './cm.ts';
 import { expectNoLeaks, thrown } from './fixture.ts';
-
-/** The link-local address of an interface. */
-function linkLocal(name: string): string {
-  const entry = networkInterfaces()[name]?.find(({ address }) => address.startsWith('fe80'));
-  if (entry === undefined) throw new Error(`${name} has no link-local address`);
-  return `${entry.address.split('%')[0]}%${name}`;
-}
 
 describeCm('addresses', () => {
   expectNoLeaks();
@@ -100,7 +94,6 @@ describeCm('addresses', () => {
     const channel = createEventChannel();
     const port = newPort();
     const listener = channel.createId();
-    listener.setOption({ reuseAddr: true, afOnly: false });
     await listener.bindAddr({ address: addressB, port });
     listener.listen();
     const id = channel.createId();
@@ -118,6 +111,38 @@ describeCm('addresses', () => {
     expect(thrown(() => id.setOption({ tos: 256 }))).toMatchObject({ code: 'ERR_OUT_OF_RANGE' });
     expect(thrown(() => id.setOption({ toss: 1 } as never))).toMatchObject({ code: 'ERR_INVALID_ARG_VALUE' });
     for (const side of [a, b]) closeSide(side);
+    channel.close({ cascade: true });
+  });
+
+  it('setOption() reaches the address: reuse, and wildcards of IPv6 that are not of IPv4', async () => {
+    const channel = createEventChannel();
+    const bound = async (address: string, port: number, options: CmIdOptions) => {
+      const id = channel.createId();
+      id.setOption(options);
+      await id.bindAddr({ address, port });
+      return id;
+    };
+    const port = newPort();
+    const first = await bound(addressB, port, { reuseAddr: true });
+    expect(await rejection(bound(addressB, port, { reuseAddr: false }))).toMatchObject({ code: 'EADDRINUSE' });
+    const second = await bound(addressB, port, { reuseAddr: true });
+    // To listen there one must be the only one.
+    expect(thrown(() => first.listen())).toMatchObject({ code: 'EADDRINUSE', syscall: 'rdma_listen' });
+    first.close();
+    second.listen();
+
+    for (const afOnly of [true, false]) {
+      const wildcard = newPort();
+      (await bound('::', wildcard, { afOnly })).listen();
+      const id = await resolved(channel, wildcard);
+      const refused = rejection(id.connect({ qpNum: newQpNum() }, soon()));
+      if (!afOnly) (await channel.getEvent(soon())).id.reject(Buffer.of(7));
+      // Else it is the kernel that refuses.
+      expect(await refused).toMatchObject({
+        code: 'ECONNREFUSED',
+        privateData: Buffer.alloc(148).fill(afOnly ? 0 : 7, 0, 1),
+      });
+    }
     channel.close({ cascade: true });
   });
 

@@ -95,9 +95,10 @@ describeCm('a connection, step by step', () => {
     const own = a.pd.createQp({ sendCq: a.cq, cap: { maxSendWr: 16, maxRecvWr: 16 } });
     a.qp.close();
     expect(id.qp).toBeUndefined();
-    const answered = id.connect({ qpNum: own.qpNum }, soon());
+    const answered = id.connect({ qpNum: own.qpNum, flowControl: true, srq: true, rnrRetryCount: 3 }, soon());
     const asked = await request(listener);
-    expect(asked.conn?.qpNum).toBe(own.qpNum);
+    const { qpNum } = own;
+    expect(asked.conn).toMatchObject({ qpNum, flowControl: true, srq: true, retryCount: 7, rnrRetryCount: 3 });
     const b = await cmSide(asked.id);
     const accepted = b.id.accept({}, soon());
     expect(await answered).toMatchObject({ name: 'CONNECT_RESPONSE', status: 0 });
@@ -108,6 +109,40 @@ describeCm('a connection, step by step', () => {
     const sent = fill(a.mr.buffer, 3);
     own.postSend({ wrId: 1, opcode: WrOpcode.SEND, sgList: a.mr.slice(), sendFlags: SendFlags.SIGNALED });
     expect(await completion(b.cq)).toMatchObject({ status: WcStatus.SUCCESS });
+    expect(await completion(a.cq)).toMatchObject({ status: WcStatus.SUCCESS });
+    expect(b.mr.buffer.equals(sent)).toBe(true);
+    for (const side of [a, b]) closeSide(side);
+    channel.close({ cascade: true });
+  });
+
+  it('is accepted with a queue pair of the caller too, which is in RTS before, and takes from a shared queue', async () => {
+    const channel = createEventChannel();
+    const port = newPort();
+    const listener = await listening(channel, port);
+    const a = await cmSide(await resolved(channel, port));
+    const answered = a.id.connect({ rnrRetryCount: 5 }, soon());
+    const { id, conn } = await request(listener);
+    expect(conn).toMatchObject({ srq: false, flowControl: false, rnrRetryCount: 5 });
+    const b = await cmSide(id);
+    b.qp.close();
+    const srq = b.pd.createSrq({ maxWr: 4 });
+    const own = b.pd.createQp({ sendCq: b.cq, srq, cap: { maxSendWr: 16 } });
+    for (const state of [QpState.INIT, QpState.RTR, QpState.RTS]) await own.modify(id.initQpAttr(state));
+    srq.postRecv({ wrId: 1, sgList: b.mr.slice() });
+    const accept = { qpNum: own.qpNum, srq: true, flowControl: true, rnrRetryCount: 2 };
+    const tooLong = await rejection(id.accept({ ...accept, privateData: Buffer.alloc(197) }));
+    expect(tooLong.message).toBe('param.privateData has 197 bytes, and this message has room for 196');
+    const said = fill(Buffer.alloc(196), 4);
+    await id.accept({ ...accept, privateData: said }, soon());
+    const answer = await answered;
+    expect(answer).toMatchObject({ name: 'ESTABLISHED', conn: { qpNum: own.qpNum, srq: true, flowControl: true } });
+    expect(answer.conn?.privateData).toEqual(said);
+    // Each side tells the other how often that one may find no receive.
+    expect(a.qp.query()).toMatchObject({ destQpNum: own.qpNum, rnrRetry: 2 });
+    expect(own.query()).toMatchObject({ destQpNum: a.qp.qpNum, rnrRetry: 5 });
+    const sent = fill(a.mr.buffer, 3);
+    a.qp.postSend({ wrId: 1, opcode: WrOpcode.SEND, sgList: a.mr.slice(), sendFlags: SendFlags.SIGNALED });
+    expect(await completion(b.cq)).toMatchObject({ wrId: 1, status: WcStatus.SUCCESS, qpNum: own.qpNum });
     expect(await completion(a.cq)).toMatchObject({ status: WcStatus.SUCCESS });
     expect(b.mr.buffer.equals(sent)).toBe(true);
     for (const side of [a, b]) closeSide(side);

@@ -26,7 +26,7 @@ import {
   request,
   soon,
 } from './cm.ts';
-import { completion, expectNoLeaks, fill, thrown } from './fixture.ts';
+import { completion, completions, expectNoLeaks, fill, thrown } from './fixture.ts';
 
 const group = '239.1.2.3';
 
@@ -81,6 +81,8 @@ describeCm('datagrams', () => {
     const asked = await request(listener);
     expect(asked.ud?.privateData).toEqual(Buffer.alloc(180, 3));
     const b = await cmSide(asked.id);
+    const refused = await rejection(b.id.accept({ privateData: Buffer.alloc(137) }));
+    expect(refused.message).toBe('param.privateData has 137 bytes, and this message has room for 136');
     await b.id.accept({ privateData: Buffer.alloc(136, 4) });
     const answer = await answered;
     expect(answer).toMatchObject({ name: 'ESTABLISHED', ud: { qpNum: b.qp.qpNum } });
@@ -104,8 +106,13 @@ describeCm('datagrams', () => {
     };
     const refused = rejection((await reach(port)).connect({}, soon()));
     const asked = await request(listener);
-    asked.id.reject(Buffer.from('no'));
-    expect(await refused).toMatchObject({ code: 'ECONNREFUSED', eventName: 'UNREACHABLE', status: 2 });
+    expect(thrown(() => asked.id.reject(Buffer.alloc(137))).message).toBe(
+      'data has 137 bytes, and this message has room for 136',
+    );
+    asked.id.reject(Buffer.alloc(136, 5));
+    const error = (await refused) as CmError;
+    expect(error).toMatchObject({ code: 'ECONNREFUSED', eventName: 'UNREACHABLE', status: 2 });
+    expect(error.privateData).toEqual(Buffer.alloc(136, 5));
     const nobody = (await rejection((await reach(newPort())).connect({}, soon()))) as CmError;
     expect(nobody).toMatchObject({ code: 'ECONNREFUSED', eventName: 'UNREACHABLE', status: 1 });
     channel.close({ cascade: true });
@@ -125,6 +132,19 @@ describeCm('datagrams', () => {
       syscall: 'rdma_leave_multicast',
     });
     b.id.leaveMulticast({ address: group });
+    // Sent to the group first and then to the queue pair itself: only the latter comes, to the first receive.
+    fill(a.mr.buffer, 7);
+    for (const wrId of [1, 2]) b.qp.postRecv({ wrId, sgList: b.mr.slice(wrId * 1024, GRH_BYTES + 512) });
+    const direct = { ...where.ahAttr, grh: { ...where.ahAttr.grh!, dgid: `::ffff:${addressB}` } };
+    using toGroup = a.pd.createAh(where.ahAttr);
+    using toB = a.pd.createAh(direct);
+    const send = { opcode: WrOpcode.SEND, sendFlags: SendFlags.SIGNALED, remoteQkey: where.qkey };
+    a.qp.postSend({ ...send, ah: toGroup, remoteQpn: where.qpNum, sgList: a.mr.slice(0, 64) });
+    a.qp.postSend({ ...send, ah: toB, remoteQpn: b.qp.qpNum, sgList: a.mr.slice(64, 512) });
+    for (const wc of await completions(a.cq, 2)) expect(wc).toMatchObject({ status: WcStatus.SUCCESS });
+    expect(await completion(b.cq)).toMatchObject({ wrId: 1, status: WcStatus.SUCCESS, byteLen: GRH_BYTES + 512 });
+    expect(b.mr.buffer.subarray(1024 + GRH_BYTES, 1024 + GRH_BYTES + 512)).toEqual(a.mr.buffer.subarray(64, 576));
+    expect(b.qp.recvsInFlight).toBe(1);
     // Left and detached, the queue pair can be closed; the other id leaves with its end.
     b.qp.close();
     closeSide(b);

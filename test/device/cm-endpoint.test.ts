@@ -1,9 +1,12 @@
+import { readFileSync, writeFileSync } from 'node:fs';
 import { inspect } from 'node:util';
-import { expect, it } from 'vitest';
+import { expect, it, vi } from 'vitest';
 import {
   CmError,
+  CmId,
   type CmListener,
   connect,
+  createEventChannel,
   type Endpoint,
   listen,
   type MemoryRegion,
@@ -12,7 +15,7 @@ import {
   RdmaClosedError,
   RemoteRegion,
 } from '../../lib/index.ts';
-import { addressA, addressB, describeCm, deviceA, deviceB, newPort, rejection } from './cm.ts';
+import { addressA, addressB, describeCm, deviceA, deviceB, linkLocal, newPort, rejection } from './cm.ts';
 import { ALL_ACCESS, DEADLINE_MS, descriptors, expectNoLeaks, fill, thrown, within } from './fixture.ts';
 
 const timeoutMs = DEADLINE_MS;
@@ -137,6 +140,73 @@ describeCm('listen() and connect()', () => {
     expect(wrong.message).toBe('pd is of rxe1, but the id is bound to rxe0');
     // What nobody has answered is rejected with the listener.
     await listener.close();
+  });
+
+  it('take what they are given to the queue pairs', async () => {
+    using memory = new Memory();
+    const listener = await listen({ port: 0, host: addressB });
+    const to = { host: addressB, localAddress: addressA, port: listener.port, timeoutMs };
+    const asked = listener.getRequest();
+    const path = { tos: 0x68, ackTimeout: 13, retryCount: 5, rnrRetryCount: 3, minRnrTimer: 14 };
+    const connecting = connect({ pd: memory.pdA, ...to, ...path, responderResources: 2, initiatorDepth: 4 });
+    const b = await (await asked).accept({ pd: memory.pdB, timeoutMs, rnrRetryCount: 2, minRnrTimer: 10 });
+    const a = await connecting;
+    // How often one may find no receive is the other's to say.
+    expect(a.qp.query()).toMatchObject({
+      ...{ timeout: 13, retryCnt: 5, rnrRetry: 2, minRnrTimer: 14, maxRdAtomic: 4, maxDestRdAtomic: 2 },
+      ahAttr: { grh: { trafficClass: 0x68 } },
+    });
+    expect(b.qp.query()).toMatchObject({
+      retryCnt: 5,
+      rnrRetry: 3,
+      minRnrTimer: 10,
+      maxRdAtomic: 2,
+      maxDestRdAtomic: 4,
+    });
+    await listener.close();
+    await Promise.all([a.close(), b.close()]);
+  });
+
+  it('take link-local addresses with their interface, names, a backlog, and an address that is bound', async () => {
+    using memory = new Memory();
+    const spy = vi.spyOn(CmId.prototype, 'listen');
+    const listener = await listen({ port: 0, host: linkLocal('v1'), backlog: 3 });
+    expect(listener.address).toMatchObject({ address: linkLocal('v1'), family: 'IPv6' });
+    const [name, line] = ['wire-b.test', `${addressB} wire-b.test\n`];
+    const before = readFileSync('/etc/hosts');
+    writeFileSync('/etc/hosts', `${before}${line}`);
+    const named = await listen({ port: 0, host: addressB });
+    expect(spy.mock.calls).toEqual([[3], [16]]);
+    spy.mockRestore();
+    try {
+      for (const [to, host, localAddress] of [
+        [listener, linkLocal('v1').replace('%v1', '%v0'), linkLocal('v0')],
+        [named, name, addressA],
+      ] as const) {
+        const accepted = to.getRequest().then((request) => request.accept({ pd: memory.pdB, timeoutMs }));
+        const connecting = connect({ pd: memory.pdA, host, localAddress, port: to.port, timeoutMs });
+        const [a, b] = await Promise.all([connecting, accepted]);
+        await Promise.all([b.recv(memory.b.slice(0, 64)), a.send(memory.a.slice(0, 4))]);
+        await Promise.all([a.close(), b.close()]);
+      }
+    } finally {
+      writeFileSync('/etc/hosts', before);
+    }
+    // One that is bound and does not listen: beside it one may be bound too, and not listen.
+    const channel = createEventChannel();
+    const id = channel.createId();
+    id.setOption({ reuseAddr: true });
+    const port = newPort();
+    await id.bindAddr({ address: addressB, port });
+    for (const [reuseAddr, syscall] of [
+      [false, 'rdma_bind_addr'],
+      [true, 'rdma_listen'],
+    ] as const) {
+      const refused = await rejection(listen({ port, host: addressB, reuseAddr }));
+      expect(refused).toMatchObject({ code: 'EADDRINUSE', syscall });
+    }
+    channel.close({ cascade: true });
+    await Promise.all([listener.close(), named.close()]);
   });
 
   it('keep nothing of clients that gave up before they were answered', async () => {

@@ -1,4 +1,5 @@
 /** What the tests of the connection manager share: the wire's two addresses, and one connection made step by step. */
+import { networkInterfaces } from 'node:os';
 import { describe, expect, it } from 'vitest';
 import {
   type CmEvent,
@@ -60,6 +61,13 @@ export const rejection = (promise: Promise<unknown>): Promise<Error & { code?: s
 
 /** The address of `deviceA`, and the one of `deviceB`: of IPv4, and link-local with its interface. */
 export const [addressA, addressB] = isSiw ? ['10.79.0.1', '10.79.0.2'] : ['10.78.0.1', '10.78.0.2'];
+
+/** The link-local address of an interface. */
+export function linkLocal(name: string): string {
+  const entry = networkInterfaces()[name]?.find(({ address }) => address.startsWith('fe80'));
+  if (entry === undefined) throw new Error(`${name} has no link-local address`);
+  return `${entry.address.split('%')[0]}%${name}`;
+}
 
 let lastPort = 20_000;
 /** A port that no test has used. */
