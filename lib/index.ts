@@ -91,7 +91,7 @@ export {
   readDatagram,
 } from './verbs/address-handle.ts';
 export { AnyQueuePair, type Ece, type QpRateLimitAttr } from './verbs/any-queue-pair.ts';
-export type { AsyncEvent } from './verbs/async-event.ts';
+export type { AsyncEvent, AsyncEventElements, AsyncEventOf } from './verbs/async-event.ts';
 export { CompletionChannel } from './verbs/completion-channel.ts';
 export { CompletionQueue, type CqOptions } from './verbs/completion-queue.ts';
 export {

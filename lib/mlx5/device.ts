@@ -1,8 +1,9 @@
 import { instance, string, typeError } from '../args.ts';
-import { flagged, printed } from '../inspect.ts';
+import { flagged, hex, printed } from '../inspect.ts';
 import { mlx5, verbs } from '../native/binding.ts';
 import { Mlx5dvContextFlags, Mlx5dvCqeCompResFormat } from '../native/constants.gen.ts';
 import { Context } from '../verbs/context.ts';
+import { odpCaps, qpTypes } from '../verbs/device-attributes.ts';
 
 /**
  * What an mlx5 device can do beyond verbs: `struct mlx5dv_context`. A field that the library or the device does not tell
@@ -50,7 +51,7 @@ export interface Mlx5dvContext {
   maxClockInfoUpdateNsec?: bigint;
   /** `enum mlx5dv_flow_action_cap_flags`. */
   flowActionFlags?: number;
-  /** On-demand paging of dynamically connected transport: `enum ibv_odp_transport_cap_bits`. */
+  /** On-demand paging of dynamically connected transport: `OdpTransportCapBits` joined with `|`. */
   dcOdpCaps?: number;
   /** Whether the device's clock is mapped, so that it can be read without a call of the kernel. */
   hcaCoreClock: boolean;
@@ -118,7 +119,11 @@ export interface Mlx5dvContext {
 const formats = flagged(Mlx5dvCqeCompResFormat);
 const readable = printed<Mlx5dvContext>('Mlx5dvContext', {
   flags: flagged(Mlx5dvContextFlags),
+  compMask: hex,
   cqeCompCaps: (caps) => ({ ...caps, supportedFormat: formats(caps.supportedFormat) }),
+  swParsingCaps: (caps) => ({ ...caps, supportedQpts: qpTypes(caps.supportedQpts) }),
+  stridingRqCaps: (caps) => ({ ...caps, supportedQpts: qpTypes(caps.supportedQpts) }),
+  dcOdpCaps: odpCaps,
 });
 
 /** What translates time stamps of the device: `struct mlx5dv_clock_info`. */
@@ -136,6 +141,8 @@ export interface Mlx5dvClockInfo {
   /** The bits that the device's clock has. */
   mask: bigint;
 }
+
+const readableClock = printed<Mlx5dvClockInfo>('Mlx5dvClockInfo', { mask: hex });
 
 /**
  * Whether a device is of libmlx5, so that the functions of this namespace are for it. False too where there is no
@@ -176,7 +183,7 @@ export function queryDevice(context: Context): Mlx5dvContext {
  */
 export function getClockInfo(context: Context): Mlx5dvClockInfo {
   instance(context, 'context', Context).requireOpen();
-  return mlx5().mlx5GetClockInfo(context.handle) as unknown as Mlx5dvClockInfo;
+  return readableClock(mlx5().mlx5GetClockInfo(context.handle) as unknown as Mlx5dvClockInfo);
 }
 
 /**

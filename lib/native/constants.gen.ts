@@ -643,6 +643,78 @@ export const DeviceCapFlags = constants('DeviceCapFlags', {
 /** A set of {@link DeviceCapFlags}, joined with |. */
 export type DeviceCapFlags = number;
 
+/** What a device can do, beyond the 32 bits that DeviceCapFlags and | have. (`device_cap_flags_ex`) */
+export const DeviceCapFlagsEx = constants('DeviceCapFlagsEx', {
+  /** `IBV_DEVICE_RAW_SCATTER_FCS`: The checksum of raw packets is received, too. */
+  RAW_SCATTER_FCS: 17179869184,
+  /** `IBV_DEVICE_PCI_WRITE_END_PADDING`: Writes over PCI are padded to whole cache lines. */
+  PCI_WRITE_END_PADDING: 68719476736,
+} as const);
+/** One of {@link DeviceCapFlagsEx}. */
+export type DeviceCapFlagsEx = (typeof DeviceCapFlagsEx)[keyof typeof DeviceCapFlagsEx];
+
+/** On-demand paging: of what. (`ibv_odp_general_caps`) */
+export const OdpGeneralCaps = constants('OdpGeneralCaps', {
+  /** `IBV_ODP_SUPPORT`: Of regions. */
+  SUPPORT: 1,
+  /** `IBV_ODP_SUPPORT_IMPLICIT`: Of the whole address space. */
+  SUPPORT_IMPLICIT: 2,
+} as const);
+/** A set of {@link OdpGeneralCaps}, joined with |. */
+export type OdpGeneralCaps = number;
+
+/** On-demand paging: operations of a transport that work with it. (`ibv_odp_transport_cap_bits`) */
+export const OdpTransportCapBits = constants('OdpTransportCapBits', {
+  /** `IBV_ODP_SUPPORT_SEND`: Send. */
+  SEND: 1,
+  /** `IBV_ODP_SUPPORT_RECV`: Receive. */
+  RECV: 2,
+  /** `IBV_ODP_SUPPORT_WRITE`: Write. */
+  WRITE: 4,
+  /** `IBV_ODP_SUPPORT_READ`: Read. */
+  READ: 8,
+  /** `IBV_ODP_SUPPORT_ATOMIC`: Atomics. */
+  ATOMIC: 16,
+  /** `IBV_ODP_SUPPORT_SRQ_RECV`: Receive from a shared queue. */
+  SRQ_RECV: 32,
+} as const);
+/** A set of {@link OdpTransportCapBits}, joined with |. */
+export type OdpTransportCapBits = number;
+
+/** What queue pairs and work queues of raw packets can do. (`ibv_raw_packet_caps`) */
+export const RawPacketCaps = constants('RawPacketCaps', {
+  /** `IBV_RAW_PACKET_CAP_CVLAN_STRIPPING`: The customer's VLAN tag goes into the completion. */
+  CVLAN_STRIPPING: 1,
+  /** `IBV_RAW_PACKET_CAP_SCATTER_FCS`: The checksum of the packet is received, too. */
+  SCATTER_FCS: 2,
+  /** `IBV_RAW_PACKET_CAP_IP_CSUM`: Checksums of IP, TCP and UDP are made and looked at by the device. */
+  IP_CSUM: 4,
+  /** `IBV_RAW_PACKET_CAP_DELAY_DROP`: Packets that find no receive wait for one. */
+  DELAY_DROP: 8,
+} as const);
+/** A set of {@link RawPacketCaps}, joined with |. */
+export type RawPacketCaps = number;
+
+/** Tag matching: on which transport. (`ibv_tm_cap_flags`) */
+export const TmCapFlags = constants('TmCapFlags', {
+  /** `IBV_TM_CAP_RC`: RC. */
+  RC: 1,
+} as const);
+/** A set of {@link TmCapFlags}, joined with |. */
+export type TmCapFlags = number;
+
+/** Sizes of atomics over PCI. (`ibv_pci_atomic_op_size`) */
+export const PciAtomicOpSize = constants('PciAtomicOpSize', {
+  /** `IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP`: 4 bytes. */
+  OPERATION_4_BYTE_SIZE_SUP: 1,
+  /** `IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP`: 8 bytes. */
+  OPERATION_8_BYTE_SIZE_SUP: 2,
+  /** `IBV_PCI_ATOMIC_OPERATION_16_BYTE_SIZE_SUP`: 16 bytes. */
+  OPERATION_16_BYTE_SIZE_SUP: 4,
+} as const);
+/** A set of {@link PciAtomicOpSize}, joined with |. */
+export type PciAtomicOpSize = number;
+
 /** Which protocol a GID stands for. (`ibv_gid_type`) */
 export const GidType = constants('GidType', {
   /** `IBV_GID_TYPE_IB`: InfiniBand. Since rdma-core 32. */

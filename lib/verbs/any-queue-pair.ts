@@ -1,7 +1,7 @@
 import { constants } from 'node:os';
 import { integer, oneOf, readOptions, uint32 } from '../args.ts';
 import { RdmaError } from '../errors.ts';
-import { hex, named } from '../inspect.ts';
+import { hex, named, printed } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { type EventType, QpAttrMask, QpState, QpType, WrOpcode } from '../native/constants.gen.ts';
 import type { QpCap, QpHandle } from '../native/native.ts';
@@ -21,6 +21,8 @@ export interface Ece {
   /** Bits of that vendor's; 0 is none. */
   options: number;
 }
+
+const printedEce = printed<Ece>('Ece', { vendorId: hex, options: hex });
 
 /** Packet pacing: `struct ibv_qp_rate_limit_attr`. */
 export interface QpRateLimitAttr {
@@ -155,7 +157,7 @@ export abstract class AnyQueuePair extends Resource {
    */
   queryEce(): Ece {
     this.requireOpen();
-    return binding().queryEce(this.handle);
+    return printedEce(binding().queryEce(this.handle));
   }
 
   /**

@@ -9,23 +9,61 @@ import type { Resource } from './resource.ts';
 import type { SharedReceiveQueue } from './shared-receive-queue.ts';
 import { eventTypeStr } from './text.ts';
 
-/** An asynchronous event of a device: `struct ibv_async_event`. It says what it is about; the other fields are absent. */
-export interface AsyncEvent {
-  /** What happened: one of `EventType`, or a number that is younger than this package. */
-  type: number;
-  /** The C name without its prefix, such as `'QP_FATAL'`, or the number. */
-  name: string;
-  /** The queue pair that it is about. */
-  qp?: AnyQueuePair;
+/** What an event can be about. An object that the program has let go of is undefined. */
+export interface AsyncEventElements {
+  /** The queue pair. */
+  qp: AnyQueuePair | undefined;
   /** The completion queue. */
-  cq?: CompletionQueue;
+  cq: CompletionQueue | undefined;
   /** The shared receive queue. */
-  srq?: SharedReceiveQueue;
+  srq: SharedReceiveQueue | undefined;
   /** The receive work queue. */
-  wq?: ReceiveWorkQueue;
+  wq: ReceiveWorkQueue | undefined;
   /** The port, from 1. */
-  portNum?: number;
+  portNum: number;
 }
+
+/** An event of some types, with what it is about. The other fields are absent. */
+export type AsyncEventOf<Type extends EventType, About extends keyof AsyncEventElements = never> = {
+  /** What happened. */
+  type: Type;
+  /** The C name without its prefix, such as `'QP_FATAL'`. */
+  name: string;
+} & Pick<AsyncEventElements, About> & { [Other in Exclude<keyof AsyncEventElements, About>]?: undefined };
+
+/**
+ * An asynchronous event of a device: `struct ibv_async_event`. Its `type` says what it is about, so that in a `case` of a
+ * `switch` its `qp`, `cq`, `srq`, `wq` or `portNum` is there. One that is younger than this package comes as its number,
+ * which is its `name` too: no `case` is for it.
+ */
+export type AsyncEvent =
+  | AsyncEventOf<(typeof EventType)['CQ_ERR'], 'cq'>
+  | AsyncEventOf<
+      (typeof EventType)[
+        | 'QP_FATAL'
+        | 'QP_REQ_ERR'
+        | 'QP_ACCESS_ERR'
+        | 'COMM_EST'
+        | 'SQ_DRAINED'
+        | 'PATH_MIG'
+        | 'PATH_MIG_ERR'
+        | 'QP_LAST_WQE_REACHED'],
+      'qp'
+    >
+  | AsyncEventOf<(typeof EventType)['SRQ_ERR' | 'SRQ_LIMIT_REACHED'], 'srq'>
+  | AsyncEventOf<(typeof EventType)['WQ_FATAL'], 'wq'>
+  | AsyncEventOf<
+      (typeof EventType)[
+        | 'PORT_ACTIVE'
+        | 'PORT_ERR'
+        | 'LID_CHANGE'
+        | 'PKEY_CHANGE'
+        | 'SM_CHANGE'
+        | 'CLIENT_REREGISTER'
+        | 'GID_CHANGE'],
+      'portNum'
+    >
+  | AsyncEventOf<(typeof EventType)['DEVICE_FATAL' | 'DEVICE_SPEED_CHANGE']>;
 
 // The name is in the type.
 const printedEvent = printed<AsyncEvent>('AsyncEvent', { type: named(EventType, eventTypeStr), name: null });
@@ -72,10 +110,9 @@ export class AsyncEvents {
     const found = this.#events.shift();
     if (found === undefined) return undefined;
     const { type, portNum, kind, element } = found;
-    const event = printedEvent({ type, name: nameOf(EventType, type) });
-    if (portNum !== undefined) event.portNum = portNum;
-    else if (kind !== undefined) Object.assign(event, { [kind]: element?.deref() });
-    return event;
+    const about = portNum !== undefined ? { portNum } : kind !== undefined ? { [kind]: element?.deref() } : {};
+    // Of that shape by what the addon says of each type.
+    return printedEvent({ type, name: nameOf(EventType, type), ...about } as AsyncEvent);
   }
 
   /**

@@ -1,5 +1,21 @@
 import { flagged, hex, hex64, named, printed } from '../inspect.ts';
-import { AtomicCap, DeviceCapFlags, LinkLayer, Mtu, PortCapFlags, PortState } from '../native/constants.gen.ts';
+import {
+  AtomicCap,
+  DeviceCapFlags,
+  DeviceCapFlagsEx,
+  LinkLayer,
+  Mtu,
+  OdpGeneralCaps,
+  OdpTransportCapBits,
+  PciAtomicOpSize,
+  PortCapFlags,
+  PortState,
+  QpType,
+  RawPacketCaps,
+  RxHashFields,
+  RxHashFunctionFlags,
+  TmCapFlags,
+} from '../native/constants.gen.ts';
 import { portStateStr } from './text.ts';
 
 /** Attributes of a device: `struct ibv_device_attr`. Numbers are limits unless they say otherwise. */
@@ -160,9 +176,9 @@ export interface DeviceAttrEx {
   origAttr: DeviceAttr;
   /** On-demand paging. */
   odpCaps: {
-    /** 1: it has some; 2: of the whole address space too. */
+    /** `OdpGeneralCaps` joined with `|`. */
     generalCaps: bigint;
-    /** Operations that work with it, by transport: 1 send, 2 receive, 4 write, 8 read, 16 atomic, 32 shared receive. */
+    /** Operations that work with it, by transport: `OdpTransportCapBits` joined with `|`. */
     perTransportCaps: {
       /** RC. */
       rcOdpCaps: number;
@@ -176,7 +192,7 @@ export interface DeviceAttrEx {
   completionTimestampMask: bigint;
   /** Frequency of its clock, in kHz. */
   hcaCoreClock: bigint;
-  /** `DeviceCapFlags`, and those above 32 bits. */
+  /** `DeviceCapFlags`, and those above 32 bits: `DeviceCapFlagsEx`. */
   deviceCapFlagsEx: bigint;
   /** TCP segmentation. */
   tsoCaps: {
@@ -209,7 +225,7 @@ export interface DeviceAttrEx {
     /** `1 << QpType` of those that can. */
     supportedQpts: number;
   };
-  /** What raw packet queue pairs can: `enum ibv_raw_packet_caps`. */
+  /** `RawPacketCaps` joined with `|`. */
   rawPacketCaps: number;
   /** Tag matching. */
   tmCaps: {
@@ -217,7 +233,7 @@ export interface DeviceAttrEx {
     maxRndvHdrSize: number;
     /** Tagged buffers of a list. */
     maxNumTags: number;
-    /** `enum ibv_tm_cap_flags`. */
+    /** `TmCapFlags` joined with `|`. */
     flags: number;
     /** List operations outstanding. */
     maxOps: number;
@@ -233,7 +249,7 @@ export interface DeviceAttrEx {
   };
   /** Device memory, in bytes. */
   maxDmSize: bigint;
-  /** Atomics over PCIe: 1 for 4 bytes, 2 for 8, 4 for 16. */
+  /** Atomics over PCIe: `PciAtomicOpSize` joined with `|`. */
   pciAtomicCaps: {
     /** Fetch and add. */
     fetchAdd: number;
@@ -253,3 +269,45 @@ export interface RtValues {
   /** Its clock, in the unit of `completionTs` of completions; undefined when the device does not tell. */
   rawClock?: bigint;
 }
+
+/** @internal */
+export const printedRtValues = printed<RtValues>('RtValues', {});
+
+// `1 << QpType`, by the names of the types that fit: one of a driver's own does not.
+const typeBits = Object.fromEntries(
+  Object.entries(QpType).flatMap(([name, type]) => (type < 32 ? [[name, 2 ** type]] : [])),
+);
+
+/** Types of queue pairs: `1 << QpType`, joined with `|`. @internal */
+export const qpTypes = flagged(typeBits);
+
+/** Of one transport. @internal */
+export const odpCaps = flagged(OdpTransportCapBits);
+
+const atomicSizes = flagged(PciAtomicOpSize);
+
+/** @internal */
+export const printedDeviceAttrEx = printed<DeviceAttrEx>('DeviceAttrEx', {
+  odpCaps: ({ generalCaps, perTransportCaps: { rcOdpCaps, ucOdpCaps, udOdpCaps } }) => ({
+    generalCaps: flagged(OdpGeneralCaps)(generalCaps),
+    perTransportCaps: { rcOdpCaps: odpCaps(rcOdpCaps), ucOdpCaps: odpCaps(ucOdpCaps), udOdpCaps: odpCaps(udOdpCaps) },
+  }),
+  completionTimestampMask: hex,
+  deviceCapFlagsEx: flagged({ ...DeviceCapFlags, ...DeviceCapFlagsEx }),
+  tsoCaps: (caps) => ({ ...caps, supportedQpts: qpTypes(caps.supportedQpts) }),
+  rssCaps: (caps) => ({
+    ...caps,
+    supportedQpts: qpTypes(caps.supportedQpts),
+    rxHashFieldsMask: flagged(RxHashFields)(caps.rxHashFieldsMask),
+    rxHashFunction: flagged(RxHashFunctionFlags)(caps.rxHashFunction),
+  }),
+  packetPacingCaps: (caps) => ({ ...caps, supportedQpts: qpTypes(caps.supportedQpts) }),
+  rawPacketCaps: flagged(RawPacketCaps),
+  tmCaps: (caps) => ({ ...caps, flags: flagged(TmCapFlags)(caps.flags) }),
+  pciAtomicCaps: ({ fetchAdd, swap, compareSwap }) => ({
+    fetchAdd: atomicSizes(fetchAdd),
+    swap: atomicSizes(swap),
+    compareSwap: atomicSizes(compareSwap),
+  }),
+  xrcOdpCaps: odpCaps,
+});

@@ -8,7 +8,9 @@ import {
   type DeviceAttrEx,
   type PortAttr,
   printedDeviceAttr,
+  printedDeviceAttrEx,
   printedPortAttr,
+  printedRtValues,
   type RtValues,
 } from './device-attributes.ts';
 import { chooseGid, formatGid, type GidEntry, printedGidEntry } from './gid.ts';
@@ -46,7 +48,9 @@ export abstract class DeviceQueries extends Resource {
    */
   queryDeviceEx(): DeviceAttrEx {
     this.requireOpen();
-    return binding().queryDeviceEx(this.handle) as unknown as DeviceAttrEx;
+    const attr = binding().queryDeviceEx(this.handle) as unknown as DeviceAttrEx;
+    printedDeviceAttr(attr.origAttr);
+    return printedDeviceAttrEx(attr);
   }
 
   /**
@@ -57,7 +61,7 @@ export abstract class DeviceQueries extends Resource {
    */
   queryRtValues(): RtValues {
     this.requireOpen();
-    return binding().queryRtValues(this.handle);
+    return printedRtValues(binding().queryRtValues(this.handle));
   }
 
   /**

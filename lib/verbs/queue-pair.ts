@@ -9,7 +9,7 @@ import { GRH_BYTES } from './address-handle.ts';
 import { AnyQueuePair } from './any-queue-pair.ts';
 import { claimsOf } from './completion-claims.ts';
 import type { CompletionQueue } from './completion-queue.ts';
-import { parseGid } from './gid.ts';
+import { formatGid, parseGid } from './gid.ts';
 import { MemorySlice } from './memory-region.ts';
 import { MemoryWindow } from './memory-window.ts';
 import { elementsOf } from './post-list.ts';
@@ -66,6 +66,8 @@ export class QueuePair extends AnyQueuePair {
   readonly #sends: SendList;
   readonly #recvs: RecvList;
   readonly #leave: () => void;
+  // Multicast groups that it is in.
+  readonly #groups = new Map<string, readonly [gid: Buffer, mlid: number]>();
   /** Told when it is closed, when its device is lost, and when an event says that it has failed. @internal */
   onGone: ((error: Error) => void) | undefined;
 
@@ -220,21 +222,35 @@ export class QueuePair extends AnyQueuePair {
   }
 
   /**
-   * Joins a multicast group, for a UD queue pair: its datagrams are received from then on.
+   * Joins a multicast group, for a UD queue pair: its datagrams are received from then on. The kernel destroys no queue
+   * pair that is in one: `close()` says EBUSY until it has left them all, and leaves them itself with `cascade`.
    *
    * @param mgid - the group's GID
    * @param mlid - the group's local identifier; 0 on Ethernet
+   * @throws RdmaError EOPNOTSUPP where the device has no groups
    * @see ibv_attach_mcast(3)
    */
   attachMcast(mgid: string, mlid = 0): void {
     this.requireOpen();
-    binding().attachMcast(this.handle, parseGid(mgid), integer(mlid, 'mlid', 0, 0xffff));
+    const gid = parseGid(mgid, 'mgid');
+    binding().attachMcast(this.handle, gid, integer(mlid, 'mlid', 0, 0xffff));
+    this.#groups.set(groupName(gid, mlid), [gid, mlid]);
   }
 
-  /** Leaves a multicast group. A queue pair that is still in one cannot be closed. @see ibv_detach_mcast(3) */
+  /**
+   * Leaves a multicast group.
+   *
+   * @throws RdmaError EINVAL when it is not in it; EOPNOTSUPP where the device has no groups
+   * @see ibv_detach_mcast(3)
+   */
   detachMcast(mgid: string, mlid = 0): void {
     this.requireOpen();
-    binding().detachMcast(this.handle, parseGid(mgid), integer(mlid, 'mlid', 0, 0xffff));
+    this.#detach(parseGid(mgid, 'mgid'), integer(mlid, 'mlid', 0, 0xffff));
+  }
+
+  #detach(gid: Buffer, mlid: number): void {
+    binding().detachMcast(this.handle, gid, mlid);
+    this.#groups.delete(groupName(gid, mlid));
   }
 
   #preparable<T>(wrs: T | readonly T[], max: number, name: string): readonly T[] {
@@ -318,6 +334,17 @@ export class QueuePair extends AnyQueuePair {
   }
 
   /** @internal */
+  protected override busyReasons(): string[] {
+    // Of a device that is gone it is in none.
+    return this.lost ? [] : [...this.#groups.keys()];
+  }
+
+  /** @internal */
+  protected override onCascade(): void {
+    if (!this.lost) for (const [gid, mlid] of [...this.#groups.values()]) this.#detach(gid, mlid);
+  }
+
+  /** @internal */
   protected override onLost(): void {
     for (const queue of [this.#sendQueue, this.#recvQueue]) queue.postable = false;
     this.onGone?.(new RdmaDeviceLostError(this.describe()));
@@ -343,3 +370,6 @@ function leaver(queues: readonly InFlight[], all: Set<Using>): () => void {
     }
   };
 }
+
+const groupName = (gid: Buffer, mlid: number): string =>
+  `multicast group ${formatGid(gid)}${mlid === 0 ? '' : `, mlid ${mlid}`}`;

@@ -65,6 +65,7 @@ export abstract class Resource {
       const children = this.openChildren().reverse();
       const busy = children.filter((child) => child.busyReasons().length > 0);
       for (const child of [...children.filter((child) => !busy.includes(child)), ...busy]) child.close({ cascade });
+      if (!this.#closed) this.onCascade();
     }
     if (this.#closed) return;
     const children = this.openChildren();
@@ -115,6 +116,9 @@ export abstract class Resource {
 
   /** Calls the destroy verb; throws when it fails. @internal */
   protected abstract destroy(): void;
+
+  /** Ends what needs it and is no child, when it is closed with `cascade`. @internal */
+  protected onCascade(): void {}
 
   /** Why it cannot be closed now, besides children. @internal */
   protected busyReasons(): string[] {

@@ -1,7 +1,7 @@
 import { constants } from 'node:os';
 import { instance, integer, oneOf, readOptions, uint32, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
-import { named } from '../inspect.ts';
+import { named, printed } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import { DeviceCapFlags, SrqAttrMask, SrqType } from '../native/constants.gen.ts';
 import type { SrqHandle } from '../native/native.ts';
@@ -45,6 +45,8 @@ export interface SrqAttr {
   /** When fewer receives than this are left, there is an event SRQ_LIMIT_REACHED, once; then it is 0. */
   srqLimit: number;
 }
+
+const printedSrqAttr = printed<SrqAttr>('SrqAttr', {});
 
 /**
  * A shared receive queue: `struct ibv_srq`: receives that several queue pairs take from. They complete in the queues of
@@ -189,7 +191,7 @@ export class SharedReceiveQueue extends ReceiveQueue {
   /** Asks what it is like. @see ibv_query_srq(3) */
   query(): SrqAttr {
     this.requireOpen();
-    return binding().querySrq(this.handle);
+    return printedSrqAttr(binding().querySrq(this.handle));
   }
 
   /** @internal */

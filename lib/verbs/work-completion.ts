@@ -1,6 +1,7 @@
 import { inspect } from 'node:util';
 import { flagged, hex, type Inspecting, named, shown } from '../inspect.ts';
 import { WcFlags, WcOpcode, WcStatus } from '../native/constants.gen.ts';
+import type { WorkCompletionEx } from './completion-queue-ex.ts';
 import { wcStatusStr } from './text.ts';
 
 /** A work completion: `struct ibv_wc`. When `status` is not SUCCESS only `wrId`, `status`, `qpNum`, `vendorErr` are valid. */
@@ -80,7 +81,7 @@ export class Completion implements WorkCompletion {
  *
  * @internal
  */
-export function shownCompletion(wc: WorkCompletion, ...how: Inspecting): object | string {
+export function shownCompletion(wc: WorkCompletion & Partial<WorkCompletionEx>, ...how: Inspecting): object | string {
   const fields = () => {
     const { wrId, status, opcode, vendorErr, qpNum, wcFlags } = wc;
     const result = { wrId, status: named(WcStatus, wcStatusStr)(status) };
@@ -99,6 +100,11 @@ export function shownCompletion(wc: WorkCompletion, ...how: Inspecting): object 
       slid: wc.slid || undefined,
       sl: wc.sl || undefined,
       dlidPathBits: wc.dlidPathBits || undefined,
+      completionTs: wc.completionTs,
+      completionWallclockNs: wc.completionWallclockNs,
+      cvlan: wc.cvlan,
+      flowTag: wc.flowTag,
+      tmInfo: wc.tmInfo,
     };
   };
   return shown('WorkCompletion', undefined, fields, ...how);

@@ -1,6 +1,17 @@
 /** Asynchronous events: each says what it is about. */
+import { execFileSync } from 'node:child_process';
+import { isDeepStrictEqual } from 'node:util';
 import { describe, expect, it } from 'vitest';
-import { EventType, openDevice, QpState, RemoteRegion, WcStatus, WrOpcode } from '../../lib/index.ts';
+import {
+  type AsyncEvent,
+  EventType,
+  openDevice,
+  PortState,
+  QpState,
+  RemoteRegion,
+  WcStatus,
+  WrOpcode,
+} from '../../lib/index.ts';
 import {
   ALL_ACCESS,
   completion,
@@ -12,10 +23,13 @@ import {
   openSide,
   Pair,
   thrown,
+  until,
   within,
 } from './fixture.ts';
 
 expectNoLeaks();
+
+const ip = (...args: string[]): string => execFileSync('ip', args, { encoding: 'utf8' });
 
 describe('context.getAsyncEvent', () => {
   it('names the shared receive queue whose limit was reached', async () => {
@@ -73,6 +87,49 @@ describe('context.getAsyncEvent', () => {
     // The receive is still there, for the other queue pairs.
     expect(srq.recvsInFlight).toBe(1);
     for (const each of [context, peer.context]) each.close({ cascade: true });
+  });
+
+  it.runIf(isRxe)('names the port that goes down, and comes up again', async () => {
+    // Taken down the interface loses its link-local address and its routes, and keeps its other address.
+    const table = 'route add 10.78.0.1 dev v1 table 101';
+    const [contextA, contextB] = [openDevice(deviceA), openDevice(deviceB)];
+    const state = () => ({
+      gids: [contextA, contextB].map((context) => context.queryGidTable()),
+      addresses: ['v0', 'v1'].map((device) => ip('-o', 'address', 'show', 'dev', device)),
+      routes: ip('route', 'show', 'table', 'all').split('\n').sort(),
+    });
+    const before = state();
+    const events = [contextA, contextB].map((context) => context.asyncEvents());
+    /** The next change of state of a port; before it there may be others, such as of GIDs. */
+    const change = async (i: number): Promise<AsyncEvent> => {
+      for (;;) {
+        const { value } = await within(events[i]!.next(), `an event of port ${i}`);
+        if (value?.type === EventType.PORT_ERR || value?.type === EventType.PORT_ACTIVE) return value;
+      }
+    };
+    try {
+      ip('link', 'set', 'v1', 'down');
+      for (const i of [0, 1]) {
+        expect(await change(i)).toEqual({ type: EventType.PORT_ERR, name: 'PORT_ERR', portNum: 1 });
+      }
+      for (const context of [contextA, contextB]) expect(context.queryPort(1).state).toBe(PortState.DOWN);
+    } finally {
+      ip('link', 'set', 'v1', 'up');
+      ip(...table.split(' '));
+    }
+    for (const i of [0, 1]) {
+      expect(await change(i)).toEqual({ type: EventType.PORT_ACTIVE, name: 'PORT_ACTIVE', portNum: 1 });
+    }
+    for (const context of [contextA, contextB]) expect(context.queryPort(1).state).toBe(PortState.ACTIVE);
+    // The kernel gives the link-local address, and its GID, back a moment later.
+    await until(() => isDeepStrictEqual(state(), before), 'addresses, routes and GIDs are as they were');
+    for (const iterator of events) void iterator.return();
+    for (const context of [contextA, contextB]) context.close();
+    using pair = await Pair.connect();
+    pair.a.mr.buffer.write('up again');
+    pair.a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: pair.a.mr.slice(0, 8), remote: pair.remote.slice() });
+    expect(await completion(pair.a.cq, 'the write')).toMatchObject({ status: WcStatus.SUCCESS });
+    expect(pair.b.mr.buffer.toString('latin1', 0, 8)).toBe('up again');
   });
 
   it('ends with the signal, and with the context', async () => {

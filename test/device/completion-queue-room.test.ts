@@ -1,6 +1,19 @@
 /** A completion queue has room for all that its queue pairs can have in flight, or they are refused. */
 import { describe, expect, it } from 'vitest';
-import { CqOverrunError, EventType, openDevice, QpType, WrOpcode } from '../../lib/index.ts';
+import {
+  type CompletionQueue,
+  CqOverrunError,
+  EventType,
+  Mlx5dvDcType,
+  mlx5dv,
+  openDevice,
+  type ProtectionDomain,
+  QpType,
+  type Resource,
+  SrqType,
+  WrOpcode,
+  type XrcDomain,
+} from '../../lib/index.ts';
 import {
   ALL_ACCESS,
   completions,
@@ -8,6 +21,7 @@ import {
   deviceA,
   deviceB,
   expectNoLeaks,
+  isRxe,
   openSide,
   Pair,
   thrown,
@@ -145,6 +159,91 @@ describe('pd.createQp', () => {
       ...Array.from({ length: 64 }, (_, i) => 100 + i),
     ]);
     expect([a.qp.sendsInFlight, a.qp.recvsInFlight]).toEqual([0, 0]);
+  });
+});
+
+/** What something that completes is made with. */
+interface Use {
+  pd: ProtectionDomain;
+  cq: CompletionQueue;
+  xrcd: XrcDomain;
+}
+
+describe.skipIf(isRxe)('what else completes in a completion queue', () => {
+  const { DCI, DCT } = Mlx5dvDcType;
+
+  /** What each kind asks for, the sum in words, and how one is made that asks for so many. */
+  const kinds: [what: string, verb: string, parts: string, make: (use: Use, asked: number) => Resource][] = [
+    [
+      'a receive work queue',
+      'ibv_create_wq',
+      'receives',
+      ({ pd, cq }, maxWr) => cq.context.createWq({ pd, cq, maxWr }),
+    ],
+    [
+      'a shared receive queue of XRC',
+      'ibv_create_srq_ex',
+      'receives',
+      ({ pd, cq, xrcd }, maxWr) => pd.createSrq({ srqType: SrqType.XRC, xrcd, cq, maxWr }),
+    ],
+    [
+      'a target of DC',
+      'mlx5dv_create_qp',
+      'shared receives',
+      ({ pd, cq }, maxWr) =>
+        mlx5dv.createQp(pd, { sendCq: cq, srq: pd.createSrq({ maxWr }) }, { dcType: DCT, dctAccessKey: 1n }),
+    ],
+    [
+      'an initiator of DC',
+      'ibv_create_qp',
+      'sends',
+      ({ pd, cq }, maxSendWr) => mlx5dv.createQp(pd, { sendCq: cq, cap: { maxSendWr } }, { dcType: DCI }),
+    ],
+  ];
+
+  it.each(kinds)('counts %s: what does not fit is refused with the sum', (_what, verb, parts, make) => {
+    using context = openDevice(deviceA);
+    const use = { pd: context.allocPd(), cq: context.createCq(64), xrcd: context.openXrcd() };
+    const { cq } = use;
+    const one = make(use, 10);
+    expect(cq.claimed).toBe(10);
+    const asked = cq.cqe - 10 + 1;
+    const error = thrown(() => make(use, asked));
+    expect(error).toBeInstanceOf(CqOverrunError);
+    expect(error).toMatchObject({ code: 'EINVAL', syscall: verb, cqe: cq.cqe, claimed: 10, asked });
+    expect(error.message).toContain(
+      `${cq.cqe} entries for 10 claimed + ${asked} asked (${asked} ${parts}) = ${cq.cqe + 1} completions`,
+    );
+    expect(cq.claimed).toBe(10);
+    // One less fits exactly, beside a queue pair then nothing does.
+    const other = make(use, asked - 1);
+    expect(cq.claimed).toBe(cq.cqe);
+    expect(thrown(() => use.pd.createQp({ sendCq: cq, cap: cap(1, 0) }))).toBeInstanceOf(CqOverrunError);
+    other.close();
+    other.close();
+    expect(cq.claimed).toBe(10);
+    make(use, asked - 1).close();
+    one.close();
+    expect(cq.claimed).toBe(0);
+    using wide = context.createCq(4, { allowOverrun: true });
+    const large = make({ ...use, cq: wide }, 100);
+    expect(wide.claimed).toBe(100);
+    large.close();
+    expect(wide.claimed).toBe(0);
+    context.close({ cascade: true });
+  });
+
+  it('counts the shared queue of several targets once', () => {
+    using context = openDevice(deviceA);
+    const [pd, cq] = [context.allocPd(), context.createCq(64)];
+    const srq = pd.createSrq({ maxWr: 40 });
+    const targets = [1, 2, 3].map(() => mlx5dv.createQp(pd, { sendCq: cq, srq }, { dcType: DCT, dctAccessKey: 1n }));
+    expect(cq.claimed).toBe(40);
+    for (const [i, target] of targets.entries()) {
+      target.close();
+      expect(cq.claimed).toBe(i < 2 ? 40 : 0);
+    }
+    context.close({ cascade: true });
   });
 });
 

@@ -24,7 +24,6 @@ import {
 } from '../../lib/index.ts';
 import {
   ALL_ACCESS,
-  backend,
   completion,
   completions,
   deviceA,
@@ -38,6 +37,8 @@ import {
 expectNoLeaks();
 
 const QKEY = 0x1111_1111;
+/** The group of all hosts: of another the interface would have to be a member, for which there is the connection manager. */
+const GROUP = '::ffff:224.0.0.1';
 
 interface End {
   context: Context;
@@ -222,23 +223,77 @@ describe('a UD queue pair', () => {
     }),
   );
 
-  it('takes part in multicast groups, or says EOPNOTSUPP', async () => {
+  it.runIf(!isRxe)('takes part in no multicast groups where the device has none: EOPNOTSUPP', () => {
     const end = open(deviceA, QpType.UD);
     readyUd(end);
-    try {
-      if (isRxe) {
-        end.qp.attachMcast('ff0e::ffff:e001:203');
-        end.qp.detachMcast('ff0e::ffff:e001:203');
-      } else {
-        expect(
-          thrown(() => end.qp.attachMcast('ff0e::1')),
-          backend,
-        ).toMatchObject({ syscall: 'ibv_attach_mcast' });
-      }
-    } finally {
-      end.context.close({ cascade: true });
+    for (const [verb, call] of [
+      ['ibv_attach_mcast', () => end.qp.attachMcast(GROUP)],
+      ['ibv_detach_mcast', () => end.qp.detachMcast(GROUP)],
+    ] as const) {
+      expect(thrown(call)).toMatchObject({ name: 'RdmaError', code: 'EOPNOTSUPP', syscall: verb });
     }
+    end.context.close({ cascade: true });
   });
+
+  it.runIf(isRxe)(
+    'takes part in multicast groups: all that are attached receive, until they are detached',
+    async () => {
+      const a = open(deviceA, QpType.UD);
+      const b = open(deviceB, QpType.UD);
+      const second = { ...b, qp: b.pd.createQp({ sendCq: b.context.createCq(256), qpType: QpType.UD }) };
+      for (const end of [a, b, second]) readyUd(end);
+      const mrA = a.pd.allocSync(4096, { access: ALL_ACCESS });
+      const mrB = b.pd.allocSync(4096, { access: ALL_ACCESS });
+      const sgidIndex = a.context.selectGid().gidIndex;
+      using ah = a.pd.createAh({ grh: { dgid: GROUP, sgidIndex, hopLimit: 1 } });
+      const group = { ah, remoteQpn: 0xff_ffff, remoteQkey: QKEY };
+      const send = async (seed: number, to: typeof group): Promise<Buffer> => {
+        const bytes = fill(mrA.buffer.subarray(0, 100), seed);
+        a.qp.postSend({ opcode: WrOpcode.SEND, sgList: mrA.slice(0, 100), ...to });
+        expect((await completion(a.qp.sendCq, 'the send')).status).toBe(WcStatus.SUCCESS);
+        return bytes;
+      };
+      const receive = async ({ qp }: End, place: number, what: string) => {
+        const wc = await completion(qp.recvCq, what);
+        expect(wc).toMatchObject({ wrId: place, status: WcStatus.SUCCESS, srcQp: a.qp.qpNum, qpNum: qp.qpNum });
+        return readDatagram(wc, mrB.buffer.subarray(place * 256));
+      };
+      const post = ({ qp }: End, place: number) => qp.postRecv({ wrId: place, sgList: mrB.slice(place * 256, 256) });
+
+      for (const { qp } of [b, second]) qp.attachMcast(GROUP);
+      for (const [i, end] of [b, second].entries()) for (const place of [i, i + 2, i + 4]) post(end, place);
+      const sent = await send(1, group);
+      for (const [i, end] of [b, second].entries()) {
+        const { payload, grh } = await receive(end, i, 'what was sent to the group');
+        expect(payload.equals(sent)).toBe(true);
+        expect(grh).toMatchObject({ sgid: a.context.selectGid().gid, dgid: GROUP });
+      }
+
+      // Not attached any more: what is sent to the queue pair itself afterwards comes first.
+      b.qp.detachMcast(GROUP);
+      const toGroup = await send(2, group);
+      using direct = a.pd.createAh(addressOf(a, b));
+      const toOne = await send(3, { ah: direct, remoteQpn: b.qp.qpNum, remoteQkey: QKEY });
+      expect((await receive(b, 2, 'what was sent to it')).payload.equals(toOne)).toBe(true);
+      expect((await receive(second, 3, 'what was sent to the group')).payload.equals(toGroup)).toBe(true);
+      expect(b.qp.recvsInFlight).toBe(1);
+      expect(thrown(() => b.qp.detachMcast(GROUP))).toMatchObject({ code: 'EINVAL', syscall: 'ibv_detach_mcast' });
+
+      // The kernel keeps a queue pair that is in a group.
+      expect(thrown(() => second.qp.close())).toMatchObject({
+        ...{ name: 'BusyError', code: 'EBUSY', syscall: 'ibv_destroy_qp' },
+        message: expect.stringContaining(`multicast group ${GROUP}`),
+      });
+      expect([second.qp.closed, second.qp.query().qpState]).toEqual([false, QpState.RTS]);
+      second.qp.close({ cascade: true });
+      expect(second.qp.closed).toBe(true);
+      b.qp.attachMcast(GROUP);
+      b.qp.attachMcast(GROUP);
+      const last = await send(4, group);
+      expect((await receive(b, 4, 'what was sent to the group at last')).payload.equals(last)).toBe(true);
+      for (const { context } of [a, b]) context.close({ cascade: true });
+    },
+  );
 });
 
 describe('pd.createAhFromWc', () => {

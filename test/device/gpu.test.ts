@@ -33,6 +33,16 @@ const done = { status: WcStatus.SUCCESS };
 // The best that this device can do.
 const best = registers ? 'dmabuf' : 'address';
 
+describe('memory of a GPU', () => {
+  it('does not cross to another thread', async () => {
+    using buffer = await oneOf('nvidia').alloc(4096);
+    expect(thrown(() => structuredClone([buffer]))).toMatchObject({
+      name: 'DataCloneError',
+      message: expect.stringContaining('this GpuBuffer belongs to the thread'),
+    });
+  });
+});
+
 describe('listGpus', () => {
   it('has what the drivers tell', () => {
     expect(listGpus()).toMatchObject([

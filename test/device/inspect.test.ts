@@ -10,7 +10,9 @@ import {
   eventTypeStr,
   getDeviceList,
   listenTcp,
+  Mlx5dvDcType,
   MwType,
+  mlx5dv,
   openDevice,
   QpState,
   QpType,
@@ -24,6 +26,7 @@ import {
 import {
   ALL_ACCESS,
   completion,
+  connectSides,
   DEADLINE_MS,
   deviceA,
   deviceB,
@@ -107,6 +110,7 @@ describe('an object of verbs', () => {
     const rss = pd.createQp({ rwqIndTbl, rxHashConf: { rxHashKey: Buffer.alloc(40), rxHashFieldsMask: 0 } });
     const td = context.allocTd();
     const xrcd = context.openXrcd();
+    const srq = pd.createSrq({ maxWr: 8 });
     const { wqNum, qpNum } = { wqNum: wq.wqNum.toString(16), qpNum: rss.qpNum.toString(16) };
     const where = `context: Context of ${deviceA}`;
     const texts = new Map<object, string>([
@@ -132,6 +136,14 @@ describe('an object of verbs', () => {
       ],
       [context.allocDm({ length: 64 }), `DeviceMemory { ${where}, length: 64 }`],
       [pd.regImplicitMr(), 'ImplicitRegion { lkey: X, access: LOCAL_WRITE | ON_DEMAND }'],
+      [
+        mlx5dv.createQp(pd, { sendCq: cq, cap: { maxSendWr: 8 } }, { dcType: Mlx5dvDcType.DCI }),
+        'QueuePair { qpNum: X, qpType: DRIVER, state: RESET, sendsInFlight: 0 of 8, recvsInFlight: 0 of 0 }',
+      ],
+      [
+        mlx5dv.createQp(pd, { sendCq: cq, srq }, { dcType: Mlx5dvDcType.DCT, dctAccessKey: 1n }),
+        'DctQueuePair { qpNum: X, qpType: DRIVER, state: RESET, srq: SharedReceiveQueue (N receives), recvCq: CompletionQueue (N entries) }',
+      ],
       [pd.allocNullMr(), 'NullRegion { addr: 0x0, length: N, lkey: X, rkey: 0x0, access: LOCAL_WRITE }'],
     ]);
     for (const [object, text] of texts) expect(inspect(object)).toMatch(pattern(text));
@@ -204,6 +216,41 @@ describe('a completion', () => {
   });
 });
 
+describe('a completion of an extended queue', () => {
+  it.skipIf(isRxe)('is printed with what else it tells; one in error without', async () => {
+    const { WITH_COMPLETION_TIMESTAMP, WITH_BYTE_LEN, WITH_QP_NUM } = CreateCqWcFlags;
+    const wcFlags = WITH_COMPLETION_TIMESTAMP | WITH_BYTE_LEN | WITH_QP_NUM;
+    const context = openDevice(deviceA);
+    const cq = context.createCqEx(64, { wcFlags });
+    const pd = context.allocPd();
+    const a = {
+      ...{ context, pd, cq },
+      qp: pd.createQp({ sendCq: cq, cap: { maxSendWr: 4, maxRecvWr: 4 } }),
+      mr: pd.allocSync(64),
+    };
+    const b = openSide(deviceB);
+    await connectSides(a, b);
+    a.qp.postRecv([1, 2, 3].map((wrId) => ({ wrId, sgList: a.mr.slice(0, 8) })));
+    const text = 'WorkCompletion { wrId: N, status: SUCCESS, opcode: RECV, byteLen: 5, qpNum: X, completionTs: Tn }';
+    const good = new RegExp(pattern(text).source.replace('Tn', '\\d+n'));
+    b.qp.postSend({ opcode: WrOpcode.SEND, sgList: b.mr.slice(0, 5) });
+    for await (const wc of cq) {
+      expect(inspect(wc)).toMatch(good);
+      break;
+    }
+    b.qp.postSend({ opcode: WrOpcode.SEND, sgList: b.mr.slice(0, 5) });
+    expect(await cq.wait({ signal: AbortSignal.timeout(DEADLINE_MS) })).toBe(1);
+    expect(inspect(cq.at(0))).toMatch(good);
+    a.qp.modifySync({ qpState: QpState.ERR });
+    expect(await cq.wait({ signal: AbortSignal.timeout(DEADLINE_MS) })).toBe(1);
+    const flushed = `WR_FLUSH_ERR (${wcStatusStr(WcStatus.WR_FLUSH_ERR)})`;
+    expect(inspect(cq.at(0))).toMatch(
+      pattern(`WorkCompletion { wrId: 3, status: ${flushed}, vendorErr: 0xf9, qpNum: X }`),
+    );
+    for (const each of [context, b.context]) each.close({ cascade: true });
+  });
+});
+
 describe('attributes', () => {
   it('of devices, ports, GIDs and queue pairs are printed with names, and stay plain data', () => {
     const { context, qp } = openSide(deviceA);
@@ -228,6 +275,63 @@ describe('attributes', () => {
       assert.deepStrictEqual(object, { ...object });
       expect(structuredClone(object)).toStrictEqual({ ...object });
     }
+    context.close({ cascade: true });
+  });
+});
+
+describe('what queries tell', () => {
+  it('is printed with names, also deep within, and stays plain data', () => {
+    const { context, pd } = openSide(deviceA);
+    const srq = pd.createSrq({ maxWr: 8 });
+    const attr = context.queryDeviceEx();
+    const text = inspect(attr).replaceAll(/\s+/g, ' ');
+    expect(text).toMatch(/^DeviceAttrEx \{ origAttr: DeviceAttr \{ fwVer: .* nodeGuid: 0x[0-9a-f]{16}, /);
+    expect(text).toMatch(/ deviceCapFlags: .*SYS_IMAGE_GUID \| .* atomicCap: HCA, /);
+    expect(text).toMatch(/ deviceCapFlagsEx: .*SYS_IMAGE_GUID \| /);
+    const all = (name: string) => (isRxe ? `${name}: 0` : `${name}: SEND \\| RECV \\| WRITE \\| READ \\| ATOMIC`);
+    const transports = ['rcOdpCaps', 'ucOdpCaps', 'udOdpCaps'].map(all).join(', ');
+    expect(text).toMatch(
+      new RegExp(
+        ` odpCaps: \\{ generalCaps: ${isRxe ? 0 : 'SUPPORT.*'}, perTransportCaps: \\{ ${transports} \\} \\}, `,
+      ),
+    );
+    expect(text).toContain(`completionTimestampMask: ${isRxe ? '0x0' : '0xffffffffffffffff'}, hcaCoreClock: `);
+    expect(text).toContain(' pciAtomicCaps: { fetchAdd: 0, swap: 0, compareSwap: 0 }, xrcOdpCaps: ');
+    expect(inspect(srq.query())).toMatch(pattern('SrqAttr { maxWr: N, maxSge: N, srqLimit: 0 }'));
+    for (const object of [attr, attr.origAttr, srq.query()]) {
+      expect(Object.getPrototypeOf(object)).toBe(Object.prototype);
+      expect(structuredClone(object)).toStrictEqual({ ...object });
+    }
+    // What neither device has.
+    Object.assign(attr, {
+      deviceCapFlagsEx: 2n ** 34n + 2n ** 40n,
+      tsoCaps: { maxTso: 1, supportedQpts: 2 ** QpType.RAW_PACKET },
+      rssCaps: { supportedQpts: 4, rxHashFieldsMask: 0x8000_0001n, rxHashFunction: 1 },
+      rawPacketCaps: 5,
+      tmCaps: { maxNumTags: 3, flags: 1 },
+      pciAtomicCaps: { fetchAdd: 0, swap: 2, compareSwap: 6 },
+    });
+    const more = inspect(attr).replaceAll(/\s+/g, ' ');
+    for (const part of [
+      'deviceCapFlagsEx: RAW_SCATTER_FCS | 0x10000000000, tsoCaps: { maxTso: 1, supportedQpts: RAW_PACKET }, ',
+      'rssCaps: { supportedQpts: RC, rxHashFieldsMask: SRC_IPV4 | INNER, rxHashFunction: TOEPLITZ }, ',
+      'rawPacketCaps: CVLAN_STRIPPING | IP_CSUM, tmCaps: { maxNumTags: 3, flags: RC }, ',
+      'swap: OPERATION_8_BYTE_SIZE_SUP, compareSwap: OPERATION_8_BYTE_SIZE_SUP | OPERATION_16_BYTE_SIZE_SUP }, ',
+    ]) {
+      expect(more).toContain(part);
+    }
+    context.close({ cascade: true });
+  });
+
+  it.skipIf(isRxe)('is printed so where only one device tells it', () => {
+    const { context, qp } = openSide(deviceA);
+    const [ece, clock, now] = [qp.queryEce(), mlx5dv.getClockInfo(context), context.queryRtValues()];
+    expect(inspect(ece)).toBe(`Ece { vendorId: 0x15b3, options: 0x${ece.options.toString(16)} }`);
+    const cycles = 'nsec: \\d+n, lastCycles: \\d+n, frac: \\d+n, mult: \\d+, shift: \\d+, mask: 0x1?f+';
+    expect(inspect(clock)).toMatch(new RegExp(`^Mlx5dvClockInfo \\{ ${cycles} \\}$`));
+    expect(inspect(now)).toBe(`RtValues { rawClock: ${now.rawClock}n }`);
+    expect(inspect(mlx5dv.queryDevice(context))).toMatch(/dcOdpCaps: (SEND|0)/);
+    for (const object of [ece, clock, now]) expect(structuredClone(object)).toStrictEqual({ ...object });
     context.close({ cascade: true });
   });
 });

@@ -1,10 +1,18 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { MessageChannel, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { describe, expect, it } from 'vitest';
+import * as gpu from '../../lib/gpu/index.ts';
+import { connectFd, listenFd } from '../../lib/gpu/index.ts';
+import * as api from '../../lib/index.ts';
 import {
   BufferPool,
   createEventChannel,
   Endpoint,
+  Mlx5dvDcType,
   MwType,
+  mlx5dv,
   QpType,
   RemoteRegion,
   WcStatus,
@@ -12,6 +20,7 @@ import {
 } from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
 import { childPath } from './children.ts';
+import { exporters } from './dmabuf.ts';
 import {
   completion,
   descriptors,
@@ -118,11 +127,18 @@ describe('an object of verbs', () => {
     using pair = await Pair.connect();
     const { context, pd, cq, qp, mr } = pair.a;
     const device = { length: 64 };
+    const closings: (() => void)[] = [];
+    const own = <T extends api.Resource>(object: T, options = {}): T => {
+      closings.push(() => object.close(options));
+      return object;
+    };
+    const folder = mkdtempSync(join(tmpdir(), 'node-rdma-crossing-'));
+    const listener = own(listenFd(join(folder, 'socket')));
     const pool = new BufferPool(pd, { bufferBytes: 64, maxBuffers: 1 });
     const buffer = await pool.acquire();
     qp.postSend({ opcode: WrOpcode.RDMA_WRITE, remote: pair.remote.slice() });
     await completion(cq);
-    const made: Record<string, (() => unknown) | undefined> = {
+    const made: Record<string, () => unknown> = {
       BufferPool: () => pool,
       PoolBuffer: () => buffer,
       AddressHandle: () =>
@@ -143,25 +159,52 @@ describe('an object of verbs', () => {
       SendList: () => qp.prepareSend({ opcode: WrOpcode.SEND }),
       SharedReceiveQueue: () => pd.createSrq(),
       'completion of at()': () => cq.at(0),
-      // What one of the backends lacks, the other shows.
-      ...(isRxe
-        ? { EventChannel: () => channel, CmId: () => channel?.createId() }
-        : {
-            Counters: () => context.createCounters(),
-            DeviceMemory: () => context.allocDm(device),
-            ImplicitRegion: () => pd.regImplicitMr(),
-            NullRegion: () => pd.allocNullMr(),
-            ReceiveWorkQueue: () => context.createWq({ pd, cq: context.createCq(128) }),
-            RwqIndTable: () => context.createRwqIndTable([context.createWq({ pd, cq: context.createCq(128) })]),
-            ThreadDomain: () => context.allocTd(),
-            XrcDomain: () => context.openXrcd(),
-            XrcRecvQueuePair: () => context.createQp({ qpType: QpType.XRC_RECV, xrcd: context.openXrcd() }),
-          }),
+      DmaBuf: () => own(exporters[0]![1](4096)),
+      FdListener: () => listener,
+      FdChannel: () => own(connectFd(listener.path)),
     };
-    const channel = isRxe ? createEventChannel() : undefined;
+    // What one of the backends lacks, the other shows.
+    const onRxe: typeof made = {
+      EventChannel: () => own(createEventChannel(), { cascade: true }),
+      CmId: () => own(createEventChannel(), { cascade: true }).createId(),
+    };
+    const wq = () => context.createWq({ pd, cq: context.createCq(128) });
+    const table = () => context.createRwqIndTable([wq()]);
+    const rss = () =>
+      pd.createQp({ rwqIndTbl: table(), rxHashConf: { rxHashKey: Buffer.alloc(40), rxHashFieldsMask: 0 } });
+    const dct = { dcType: Mlx5dvDcType.DCT, dctAccessKey: 1n };
+    const onModel: typeof made = {
+      Counters: () => context.createCounters(),
+      DeviceMemory: () => context.allocDm(device),
+      ImplicitRegion: () => pd.regImplicitMr(),
+      NullRegion: () => pd.allocNullMr(),
+      ReceiveWorkQueue: wq,
+      RwqIndTable: table,
+      RssQueuePair: rss,
+      Flow: () => rss().createFlow({}),
+      ThreadDomain: () => context.allocTd(),
+      XrcDomain: () => context.openXrcd(),
+      XrcRecvQueuePair: () => context.createQp({ qpType: QpType.XRC_RECV, xrcd: context.openXrcd() }),
+      DctQueuePair: () => mlx5dv.createQp(pd, { sendCq: context.createCq(128), srq: pd.createSrq() }, dct),
+    };
+    // An initiator is a QueuePair like any other.
+    const dci = isRxe ? [] : [mlx5dv.createQp(pd, { sendCq: context.createCq(128) }, { dcType: Mlx5dvDcType.DCI })];
+    const shown: [string, unknown][] = Object.entries({ ...made, ...(isRxe ? onRxe : onModel) }).map(([name, make]) => [
+      name,
+      make(),
+    ]);
+    for (const qp of dci) shown.push(['QueuePair', qp]);
+    // Each class of this package is among them, but for those that only others are made of; gpu.test.ts has the last one.
+    const classes = Object.entries({ ...api, ...api.mlx5dv, ...gpu }).filter(
+      ([, value]) =>
+        typeof value === 'function' && (value as { prototype?: unknown }).prototype instanceof api.Resource,
+    );
+    expect(classes.length).toBeGreaterThan(25);
+    const known = [...Object.keys({ ...made, ...onRxe, ...onModel }), 'DeviceQueries', 'AnyQueuePair', 'ReceiveQueue'];
+    expect(classes.map(([name]) => name).filter((name) => !known.includes(name))).toEqual(['GpuBuffer']);
+
     const { port1, port2 } = new MessageChannel();
-    for (const [name, make] of Object.entries(made)) {
-      const object = make?.();
+    for (const [name, object] of shown) {
       const refused = {
         name: 'DataCloneError',
         message: expect.stringContaining(`this ${name} belongs to the thread`),
@@ -178,9 +221,10 @@ describe('an object of verbs', () => {
     expect(thrown(() => new Worker('', { eval: true, workerData: qp })).name).toBe('DataCloneError');
     expect(receiveMessageOnPort(port2)).toBeUndefined();
     port1.close();
+    rmSync(folder, { recursive: true });
     buffer.release();
     pool.close();
-    channel?.close({ cascade: true });
+    for (const close of closings.reverse()) close();
   });
 
   it('keeps its memory: what crosses of mr.buffer is a copy', () => {

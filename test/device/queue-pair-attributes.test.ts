@@ -183,8 +183,22 @@ describe('the state SQE', () => {
       code: 'EINVAL',
       message: expect.stringContaining('there is no transition RTS -> SQE'),
     });
-    // rdma_rxe goes to ERR in its place.
-    if (!isRxe) {
+    if (isRxe) {
+      // rdma_rxe goes to ERR in its place, flushes the request that has failed as all others, and receives nothing more.
+      from.qp.postRecv({ wrId: 4, sgList: from.mr.slice(0, 64) });
+      Object.assign(from.mr, { lkey: from.mr.lkey ^ 0xff_ff00 });
+      from.qp.postSend([
+        { wrId: 1, opcode: WrOpcode.SEND, sgList: from.mr.slice(0, 8) },
+        { wrId: 2, opcode: WrOpcode.SEND },
+      ]);
+      const found = await completions(from.cq, 3);
+      expect(found.map(({ wrId }) => wrId).sort()).toEqual([1, 2, 4]);
+      for (const { status } of found) expect(status).toBe(WcStatus.WR_FLUSH_ERR);
+      expect([from.qp.query().qpState, from.qp.state]).toEqual([QpState.ERR, QpState.ERR]);
+      expect([from.qp.sendsInFlight, from.qp.recvsInFlight]).toEqual([0, 0]);
+      expect(to.qp.query().qpState).toBe(QpState.RTS);
+      expect(thrown(() => from.qp.modifySync({ qpState: QpState.RTS })).code).toBe('EINVAL');
+    } else {
       // More than a message may have; the device says so when it gathers it, before it touches the memory.
       const large = from.pd.allocSync(40 * 2 ** 20);
       const sgList = Array.from({ length: 28 }, () => large.slice());

@@ -168,13 +168,21 @@ describe.each<[string, (qp: QueuePair, attr: QpAttr) => Promise<void>]>([
     const hopLimit = isRxe ? 64 : 33;
     const grh = { dgid: gid, sgidIndex: local.gidIndex, flowLabel: 0xabcde, hopLimit, trafficClass: 0x68 };
     const path = { pathMtu: Mtu.MTU_512, destQpNum: 0x123456, rqPsn: 0xfedcba, maxDestRdAtomic: 8, minRnrTimer: 31 };
-    await modify(a.qp, { qpState: QpState.RTR, ...path, ahAttr: { grh, portNum: 1 } });
+    // What the link has: Soft-RoCE has none, and does not keep it.
+    const link = { sl: 5, srcPathBits: 3, staticRate: 2 };
+    const kept = isRxe ? { sl: 0, srcPathBits: 0, staticRate: 0 } : link;
+    await modify(a.qp, { qpState: QpState.RTR, ...path, ahAttr: { grh, portNum: 1, ...link } });
     const atRtr = a.qp.query();
-    expect(atRtr).toMatchObject(path);
-    expect(atRtr.ahAttr).toMatchObject({ isGlobal: true, grh, portNum: 1 });
+    expect(atRtr).toMatchObject({ ...path, qpState: QpState.RTR, curQpState: QpState.RTR });
+    expect(atRtr.ahAttr).toMatchObject({ isGlobal: true, grh, portNum: 1, ...kept });
     const out = { sqPsn: 0x654321, timeout: 19, retryCnt: 3, rnrRetry: 5, maxRdAtomic: 2 };
-    await modify(a.qp, { qpState: QpState.RTS, ...out });
-    expect(a.qp.query()).toMatchObject({ ...path, ...out, qpState: QpState.RTS, qpAccessFlags: flags });
+    // The state that it is thought to be in is compared with the one that it is in.
+    const wrong = await modify(a.qp, { qpState: QpState.RTS, curQpState: QpState.SQD, ...out }).catch((error) => error);
+    expect(wrong).toMatchObject({ code: 'EINVAL', syscall: 'ibv_modify_qp' });
+    expect(a.qp.query().qpState).toBe(QpState.RTR);
+    await modify(a.qp, { qpState: QpState.RTS, curQpState: QpState.RTR, ...out });
+    const atRts = { ...path, ...out, qpState: QpState.RTS, curQpState: QpState.RTS, qpAccessFlags: flags };
+    expect(a.qp.query()).toMatchObject(atRts);
     await modify(a.qp, { qpAccessFlags: AccessFlags.REMOTE_WRITE, minRnrTimer: 0 });
     expect(a.qp.query()).toMatchObject({ qpAccessFlags: AccessFlags.REMOTE_WRITE, minRnrTimer: 0 });
   });
