@@ -225,6 +225,7 @@ describe('a method', () => {
       'makeCq',
       'refuse',
       'requireOpen',
+      'onCascade',
       'onLost',
       'failed',
       // Checked in a table of its own.
