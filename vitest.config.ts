@@ -19,7 +19,7 @@ const inVm = (name: string, files: string, env: Record<string, string>, drivers:
     include: [`build/vm-tests/test/${files}.test.ts.js`],
     // What is refused before any device is asked; and more of messages and calls, of which messages.test.ts and
     // messages-wire.test.ts have what a device can do to them.
-    exclude: ['arguments', 'binding', 'messages-hostile', 'messages-memory', 'rpc'].map(
+    exclude: ['arguments', 'binding', 'messages-memory', 'rpc'].map(
       (file) => `build/vm-tests/test/device/${file}.test.ts.js`,
     ),
     experimental: { viteModuleRunner: false, nodeLoader: false },

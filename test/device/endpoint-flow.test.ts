@@ -323,6 +323,21 @@ describe('a failure', () => {
       `100 bytes at 0x${(mrB.addr + 64n).toString(16)} + ${mrB.length - 64} (rkey 0x${mrB.rkey.toString(16)})`,
     );
     expect(error.causes.join()).toContain('lacks REMOTE_WRITE');
+    // mlx5 has codes of its own; Soft-RoCE has none.
+    expect(error.vendorErr).toBe(isRxe ? 0 : 0x88);
+    expect(error.message.includes('(IBV_WC_REM_ACCESS_ERR, vendor error 0x88)')).toBe(!isRxe);
+  });
+
+  it('names the slice that the device may not write to', async () => {
+    await using ends = await Ends.connect();
+    const readOnly = ends.pdA.allocSync(4096, { access: 0 });
+    const slice = readOnly.slice(64, 100);
+    const error = (await rejection(ends.a.read(slice, ends.remoteB.slice()))) as WorkCompletionError;
+    expect(error.statusName).toBe('LOC_PROT_ERR');
+    expect(error.causes).toEqual([
+      `${slice.describe()} is not in an open region, or the region lacks LOCAL_WRITE where bytes come in`,
+    ]);
+    expect(error.message).toContain(`0x${(readOnly.addr + 64n).toString(16)}`);
   });
 
   it('names the retries of a receiver that is not ready', async () => {

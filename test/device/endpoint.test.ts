@@ -1,7 +1,7 @@
 /** Endpoints over a TCP bootstrap: operations with await, what fails, what closes. */
 import { once } from 'node:events';
 import { connect as connectSocket } from 'node:net';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest';
 import {
   type Context,
   connectTcp,
@@ -12,7 +12,10 @@ import {
   openDevice,
   type ProtectionDomain,
   RemoteRegion,
+  SendFlags,
+  type SendWr,
   WcStatus,
+  WrOpcode,
 } from '../../lib/index.ts';
 import { ALL_ACCESS, deviceA, deviceB, expectNoLeaks, fill, within } from './fixture.ts';
 
@@ -92,6 +95,51 @@ describe('an endpoint', () => {
     expect(await a.compareAndSwap(mrA.slice(0, 8), remoteB.slice(0), 2n, 2n ** 63n, { fence: true })).toBe(2n);
     expect(await a.compareAndSwap(mrA.slice(0, 8), remoteB.slice(0), 2n, 5n)).toBe(2n ** 63n);
     expect(mrB.buffer.readBigUInt64LE(0)).toBe(2n ** 63n);
+    await close();
+  });
+
+  it('posts what fits inline, a fence and a solicited message as such, and nothing else', async () => {
+    const { a, b, close } = await connected({ cap: { maxSendSge: 2, maxInlineData: 64 } });
+    const { maxInlineData: most } = a.qp.cap;
+    expect(most).toBeGreaterThanOrEqual(64);
+    const posted: number[] = [];
+    const post = a.qp.postSend.bind(a.qp);
+    vi.spyOn(a.qp, 'postSend').mockImplementation((wrs) => {
+      for (const { sendFlags } of [wrs].flat() as SendWr[]) posted.push(sendFlags ?? 0);
+      post(wrs);
+    });
+    const flagsOf = async (operation: () => Promise<unknown>): Promise<number[]> => {
+      posted.length = 0;
+      await within(operation(), 'an operation');
+      return [...posted];
+    };
+    const { SIGNALED, INLINE, FENCE, SOLICITED } = SendFlags;
+    const [exact, longer] = [mrA.slice(0, most), mrA.slice(0, most + 1)];
+    const remote = remoteB.slice(0);
+    const received = Array.from({ length: 7 }, () => b.recv(mrB.slice(0, 4096)));
+    expect(await flagsOf(() => a.write(exact, remote))).toEqual([SIGNALED | INLINE]);
+    expect(await flagsOf(() => a.write(longer, remote))).toEqual([SIGNALED]);
+    expect(await flagsOf(() => a.send(exact))).toEqual([SIGNALED | INLINE]);
+    expect(await flagsOf(() => a.send(longer))).toEqual([SIGNALED]);
+    expect(await flagsOf(() => a.send())).toEqual([SIGNALED | INLINE]);
+    expect(await flagsOf(() => a.writeWithImm(exact, remote, 1))).toEqual([SIGNALED | INLINE]);
+    expect(await flagsOf(() => a.send(exact, { immData: 1 }))).toEqual([SIGNALED | INLINE]);
+    // What comes back needs memory to come to.
+    expect(await flagsOf(() => a.read(mrA.slice(0, 1), remote))).toEqual([SIGNALED]);
+    expect(await flagsOf(() => a.read(exact, remote, { fence: true }))).toEqual([SIGNALED | FENCE]);
+    expect(await flagsOf(() => a.fetchAdd(mrA.slice(0, 8), remote, 1n))).toEqual([SIGNALED]);
+    expect(await flagsOf(() => a.write(longer, remote, { fence: true, solicited: false }))).toEqual([SIGNALED | FENCE]);
+    expect(await flagsOf(() => a.send(exact, { solicited: true }))).toEqual([SIGNALED | INLINE | SOLICITED]);
+    expect(await flagsOf(() => a.send(longer, { solicited: true, fence: true }))).toEqual([
+      SIGNALED | SOLICITED | FENCE,
+    ]);
+    const batch = [
+      { opcode: WrOpcode.RDMA_WRITE, sgList: [mrA.slice(0, 4), mrA.slice(8, most - 4)], remote },
+      { opcode: WrOpcode.RDMA_WRITE, sgList: [mrA.slice(0, 4), mrA.slice(8, most - 3)], remote },
+      { opcode: WrOpcode.RDMA_READ, sgList: exact, remote, sendFlags: FENCE },
+    ];
+    expect(await flagsOf(() => a.batch(batch))).toEqual([INLINE, 0, SIGNALED | FENCE]);
+    await within(Promise.all(received), 'receives');
     await close();
   });
 

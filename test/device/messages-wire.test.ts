@@ -1,10 +1,10 @@
 /** Messages over a wire that loses packets or goes down, and by the connection manager. */
 
-import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import {
+  type CallHandlers,
   Calls,
   connect,
   connectTcp,
@@ -17,6 +17,7 @@ import {
 } from '../../lib/index.ts';
 import { addressA, addressB, describeCm } from './cm.ts';
 import { DEADLINE_MS, expectNoLeaks, fill, isRxe, within } from './fixture.ts';
+import { lose, lost } from './lossy-wire.ts';
 import { Ends } from './messages.ts';
 
 let ends: Ends;
@@ -32,9 +33,9 @@ expectNoLeaks();
 const open = { timeoutMs: DEADLINE_MS };
 const limits = { bufferBytes: 1024, buffers: 8 };
 
-/** Endpoints that have the patience of a program on a bad wire: 0.54 s eight times and more. */
+/** Endpoints that have the patience of a program on a bad wire, 0.54 s eight times and more, but none with who is not ready. */
 async function patient(): Promise<[Endpoint, Endpoint]> {
-  const how = { host: '127.0.0.1', timeout: 17, retryCnt: 7 };
+  const how = { host: '127.0.0.1', timeout: 17, retryCnt: 7, rnrRetry: 0 };
   const listener = await listenTcp({ ...messageEndpoint({ pd: ends.pdB, ...limits }), ...how, port: 0 });
   const to = { ...messageEndpoint({ pd: ends.pdA, ...limits }), ...how, port: listener.port };
   const pair = await Promise.all([connectTcp(to), listener.accept()]);
@@ -79,27 +80,20 @@ async function bothWays(meanwhile: () => Promise<void> = async () => {}): Promis
 
 // The software device has no wire: its two ends are in one process, and nothing can be lost between them.
 describe.runIf(isRxe)('messages over a bad wire', () => {
-  const tc = (...args: string[]) => execFileSync('tc', ['qdisc', ...args]);
-  afterEach(() => {
-    for (const device of ['v0', 'v1']) {
-      try {
-        tc('del', 'dev', device, 'root');
-      } catch {
-        // There is none.
-      }
-    }
-  });
+  afterEach(() => lose(0));
 
   it('arrive whole, in order and once, where 5% of the packets are lost', async () => {
-    for (const device of ['v0', 'v1']) tc('add', 'dev', device, 'root', 'netem', 'loss', '5%');
+    lose(5);
     await bothWays();
+    expect(lost()).toBeGreaterThan(0);
   });
 
   it('arrive after the wire was down for three seconds', async () => {
     await bothWays(async () => {
-      for (const device of ['v0', 'v1']) tc('add', 'dev', device, 'root', 'netem', 'loss', '100%');
+      lose(100);
       await sleep(3000);
-      for (const device of ['v0', 'v1']) tc('del', 'dev', device, 'root');
+      expect(lost()).toBeGreaterThan(0);
+      lose(0);
     });
   });
 });
@@ -117,6 +111,16 @@ describeCm('messages by the connection manager', () => {
     await listener.close();
     return pair;
   }
+
+  type Handlers = { up(n: number): number; back(nothing: null): number };
+  const handlers: CallHandlers<Handlers> = {
+    up: (n) => n + 1,
+    back: (_, call) => {
+      const { data } = call.body!;
+      call.answer = Buffer.from(data).reverse();
+      return data.length;
+    },
+  };
 
   it('arrive, end in order, and tell of a peer that leaves', async () => {
     const [endpointA, endpointB] = await connected();
@@ -144,10 +148,15 @@ describeCm('messages by the connection manager', () => {
 
     const [e, f] = await connected();
     const [calls, peer] = await Promise.all([
-      Calls.open<{ up(n: number): number }>(e, open),
-      Calls.open(f, { ...open, handlers: { up: (n: number) => n + 1 } }),
+      Calls.open<Handlers>(e, open),
+      Calls.open<Record<never, never>, Handlers>(f, { ...open, handlers }),
     ]);
     expect((await calls.call('up', 41)).result).toBe(42);
+    const body = fill(Buffer.alloc(200_000), 7);
+    const answer = await within(calls.call('back', null, { body }), 'the answer');
+    expect(answer.result).toBe(200_000);
+    expect(answer.body?.data.equals(Buffer.from(body).reverse())).toBe(true);
+    answer.body?.release();
     await within(Promise.all([calls.close(), peer.close()]), 'close');
   });
 

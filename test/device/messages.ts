@@ -33,7 +33,8 @@ export class Ends {
   /** Two endpoints that can carry messages, of A and of B. */
   async connect(a: Limits = {}, b: Limits = a): Promise<[Endpoint, Endpoint]> {
     // A dead peer is to be noticed soon; a live one on a busy machine may take long to answer.
-    const how = { host: '127.0.0.1', timeout: 15, retryCnt: 6 };
+    // And no frame ever finds no receive: the first that did would end the connection.
+    const how = { host: '127.0.0.1', timeout: 15, retryCnt: 6, rnrRetry: 0 };
     const listener = await listenTcp({ ...messageEndpoint({ pd: this.pdB, ...b }), ...how, port: 0 });
     const to = { ...messageEndpoint({ pd: this.pdA, ...a }), ...how, port: listener.port };
     const pair = await Promise.all([within(connectTcp(to), 'connect'), within(listener.accept(), 'accept')]);
