@@ -1,11 +1,18 @@
 /** What `ibv_devinfo -v` prints of `ibv_query_device_ex`, in its words and columns. */
-import { QpType } from '../native/constants.gen.ts';
+import {
+  DeviceCapFlagsEx,
+  OdpGeneralCaps,
+  OdpTransportCapBits,
+  QpType,
+  RawPacketCaps,
+  TmCapFlags,
+} from '../native/constants.gen.ts';
 import type { DeviceAttrEx } from '../verbs/device-attributes.ts';
 
 const hex = (value: number | bigint) => `0x${value.toString(16).toUpperCase()}`;
 
 /** Names of bits, below each other; the rest is told as unknown. */
-function bits(value: number | bigint, names: readonly (readonly [bit: number | bigint, name: string])[]): string[] {
+function bits(value: number | bigint, names: readonly (readonly [bit: number, name: string])[]): string[] {
   const set = BigInt(value);
   const known = names.filter(([bit]) => (set & BigInt(bit)) !== 0n);
   const rest = names.reduce((left, [bit]) => left & ~BigInt(bit), set);
@@ -14,27 +21,32 @@ function bits(value: number | bigint, names: readonly (readonly [bit: number | b
   return texts.map((text) => `\t\t\t\t\t${text}`);
 }
 
+const { SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV } = OdpTransportCapBits;
 const general = [
-  [1, 'ODP_SUPPORT'],
-  [2, 'ODP_SUPPORT_IMPLICIT'],
+  [OdpGeneralCaps.SUPPORT, 'ODP_SUPPORT'],
+  [OdpGeneralCaps.SUPPORT_IMPLICIT, 'ODP_SUPPORT_IMPLICIT'],
 ] as const;
-const operations = ['SEND', 'RECV', 'WRITE', 'READ', 'ATOMIC', 'SRQ'].map(
-  (name, i) => [1 << i, `SUPPORT_${name}`] as const,
-);
+const operations = [
+  [SEND, 'SUPPORT_SEND'],
+  [RECV, 'SUPPORT_RECV'],
+  [WRITE, 'SUPPORT_WRITE'],
+  [READ, 'SUPPORT_READ'],
+  [ATOMIC, 'SUPPORT_ATOMIC'],
+  [SRQ_RECV, 'SUPPORT_SRQ'],
+] as const;
 const types = [
   [1 << QpType.RAW_PACKET, 'SUPPORT_RAW_PACKET'],
   [1 << QpType.UD, 'SUPPORT_UD'],
 ] as const;
 const raw = [
-  [1, 'C-VLAN stripping offload'],
-  [2, 'Scatter FCS offload'],
-  [4, 'IP csum offload'],
-  [8, 'Delay drop'],
+  [RawPacketCaps.CVLAN_STRIPPING, 'C-VLAN stripping offload'],
+  [RawPacketCaps.SCATTER_FCS, 'Scatter FCS offload'],
+  [RawPacketCaps.IP_CSUM, 'IP csum offload'],
+  [RawPacketCaps.DELAY_DROP, 'Delay drop'],
 ] as const;
-// Of device_cap_flags_ex, above the 32 bits of device_cap_flags.
 const extended = [
-  [1n << 34n, 'RAW_SCATTER_FCS'],
-  [1n << 36n, 'PCI_WRITE_END_PADDING'],
+  [DeviceCapFlagsEx.RAW_SCATTER_FCS, 'RAW_SCATTER_FCS'],
+  [DeviceCapFlagsEx.PCI_WRITE_END_PADDING, 'PCI_WRITE_END_PADDING'],
 ] as const;
 
 /** The lines between the limits and the ports. */
@@ -76,7 +88,7 @@ export function extendedLines(attr: Omit<DeviceAttrEx, 'origAttr'>, numCompVecto
           `\tmax_num_tags:\t\t\t${tmCaps.maxNumTags}`,
           `\tmax_ops:\t\t\t${tmCaps.maxOps}`,
           `\tmax_sge:\t\t\t${tmCaps.maxSge}`,
-          ...['\tflags:', ...bits(tmCaps.flags, [[1, 'IBV_TM_CAP_RC']])],
+          ...['\tflags:', ...bits(tmCaps.flags, [[TmCapFlags.RC, 'IBV_TM_CAP_RC']])],
         ]),
     ...(cqModCaps.maxCqCount === 0 || cqModCaps.maxCqPeriod === 0
       ? []

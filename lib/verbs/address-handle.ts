@@ -206,18 +206,20 @@ export function readDatagram(wc: WorkCompletion, buffer: Uint8Array): Datagram {
   };
 }
 
+// Where an IPv4 header stands: in the last 20 of the 40 bytes.
+const IPV4 = 20;
+
 function readGrh(bytes: Buffer): Grh | undefined {
   const version = grhVersion(bytes);
   if (version === 4) {
-    const v4 = ipv4Of(bytes);
-    const mapped = (at: number) => `::ffff:${[...v4.subarray(at, at + 4)].join('.')}`;
+    const mapped = (at: number) => `::ffff:${bytes[at]}.${bytes[at + 1]}.${bytes[at + 2]}.${bytes[at + 3]}`;
     return printedGrh({
       version,
-      sgid: mapped(12),
-      dgid: mapped(16),
-      trafficClass: v4.readUInt8(1),
+      sgid: mapped(IPV4 + 12),
+      dgid: mapped(IPV4 + 16),
+      trafficClass: bytes.readUInt8(IPV4 + 1),
       flowLabel: 0,
-      hopLimit: v4.readUInt8(8),
+      hopLimit: bytes.readUInt8(IPV4 + 8),
     });
   }
   if (version !== 6) return undefined;
@@ -232,19 +234,15 @@ function readGrh(bytes: Buffer): Grh | undefined {
   });
 }
 
-/** Where an IPv4 header stands: in the last 20 of the 40 bytes. */
-const ipv4Of = (grh: Buffer): Buffer => grh.subarray(20, GRH_BYTES);
-
 /**
  * Which header it is, as libibverbs decides when it makes an address handle of it. What is in front of an IPv4 header is not
  * defined, and may look like the beginning of IPv6: then its checksum decides.
  */
 function grhVersion(grh: Buffer): number {
-  const v4 = ipv4Of(grh);
-  const version = v4.readUInt8(0) >> 4;
-  if (grh.readUInt8(0) >> 4 !== 6) return version === 4 ? 4 : 0;
+  const start = grh.readUInt8(IPV4);
+  if (grh.readUInt8(0) >> 4 !== 6) return start >> 4 === 4 ? 4 : 0;
   // In RoCE v2 it has no options: five words.
-  return v4.readUInt8(0) === 0x45 && internetSum(v4) === 0xffff ? 4 : 6;
+  return start === 0x45 && internetSum(grh.subarray(IPV4, GRH_BYTES)) === 0xffff ? 4 : 6;
 }
 
 /** The sum of a header in ones' complement: 0xffff where its checksum is right. */
