@@ -3,6 +3,7 @@
  * program reads them by, numbers of an enum by their names. Nothing here throws, asks a device or waits.
  */
 import { type InspectOptionsStylized, inspect } from 'node:util';
+import { integer, typeError } from './args.ts';
 
 /** One of the generated constant objects. */
 type Constants = Readonly<Record<string, number>>;
@@ -21,6 +22,8 @@ export function nameOf(object: Constants, value: number): string {
  * @returns such as `'LOCAL_WRITE | REMOTE_READ'`; bits without a name in hexadecimal; `'0'` for none
  */
 export function flagNames(flags: Readonly<Record<string, number>>, value: number | bigint): string {
+  if (typeof flags !== 'object' || flags === null) throw typeError('flags', 'an object of names and bits', flags);
+  if (typeof value !== 'bigint') integer(value, 'value', -(2 ** 31), Number.MAX_SAFE_INTEGER);
   // Numbers that were joined with | are negative when they have the highest of 32 bits.
   let rest = BigInt(typeof value === 'number' && value < 0 ? value >>> 0 : value);
   const names: string[] = [];

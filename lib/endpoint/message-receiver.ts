@@ -116,6 +116,8 @@ export class MessageReceiver {
   #ended = false;
   #discarding = false;
   #failed: Error | undefined;
+  /** Whether messages were lost: not even the end comes after those that are left. */
+  #isCut = false;
   #closed = false;
 
   /**
@@ -211,10 +213,11 @@ export class MessageReceiver {
     this.#closed = true;
     this.#landing.close();
     this.#readDone?.();
-    for (const incoming of this.#incoming.splice(0)) {
-      if (incoming.slice !== undefined && !this.#discarding) this.#incoming.push(incoming);
-      else this.#release(incoming);
-    }
+    // What was sent behind a message that will never be whole must not be taken for the next one.
+    const hole = this.#incoming.findIndex(({ slice }) => slice === undefined);
+    this.#isCut = hole >= 0;
+    const kept = this.#discarding ? 0 : this.#isCut ? hole : this.#incoming.length;
+    for (const incoming of this.#incoming.splice(kept)) this.#release(incoming);
     if (this.#held === 0) this.#ring.close();
   }
 
@@ -238,7 +241,7 @@ export class MessageReceiver {
     if (this.#incoming.length > 0 && !(this.#failed && this.#incoming[0]?.slice === undefined)) return;
     if (!this.#ended && !this.#failed) return;
     for (const { resolve, reject } of this.#waiting.splice(0)) {
-      if (this.#ended && this.#incoming.length === 0) resolve(undefined);
+      if (this.#ended && !this.#isCut && this.#incoming.length === 0) resolve(undefined);
       else reject(this.#failed as Error);
     }
   }

@@ -268,7 +268,8 @@ export class Messages {
 
   /** Waits for the peer's limits. @internal */
   async opened(timeoutMs: number, signal: AbortSignal | undefined): Promise<void> {
-    const abort = () => this.destroy(signal?.reason as Error);
+    // Its reason may be anything.
+    const abort = () => this.destroy(signal?.reason instanceof Error ? signal.reason : undefined);
     signal?.addEventListener('abort', abort, { once: true });
     const timer = setTimeout(() => {
       const text = `The peer has not opened messages within ${timeoutMs} ms`;
@@ -278,6 +279,7 @@ export class Messages {
       await Promise.race([this.#opened, this.closed]);
       if (!this.#over) return;
       await this.close();
+      signal?.throwIfAborted();
       throw this.#reason ?? reset('The peer has ended the connection');
     } finally {
       clearTimeout(timer);

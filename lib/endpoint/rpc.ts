@@ -2,6 +2,7 @@ import { isUint8Array } from 'node:util/types';
 import { abortSignal, integer, rangeError, readOptions, string, typeError } from '../args.ts';
 import { CallError, RdmaClosedError, RdmaProtocolError } from '../errors.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
+import { threadMark } from '../thread.ts';
 import type { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
 import { CODE_CHARS, callError, reasonOf } from './call-errors.ts';
 import type { Endpoint } from './endpoint.ts';
@@ -91,6 +92,8 @@ interface Head {
  * is half of its `buffers`, wait for their turn.
  */
 export class Calls<Remote extends CallMethods = CallMethods, Local extends CallMethods = CallMethods> {
+  /** @internal */
+  readonly thread = threadMark('Calls');
   readonly #messages: Messages;
   readonly #handlers: CallHandlers<Local>;
   readonly #limit: number;

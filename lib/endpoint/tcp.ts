@@ -255,8 +255,8 @@ function prepare(o: EndpointOptions): Prepared {
 
 async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal | undefined): Promise<Endpoint> {
   const { pd, cap, privateData, timeoutMs, recvs, how, connect } = prepared;
-  // Destroying the socket with the reason is what ends a wait for its bytes.
-  const abort = () => socket.destroy(cancel?.reason as Error);
+  // Destroying the socket is what ends a wait for its bytes.
+  const abort = () => socket.destroy();
   cancel?.addEventListener('abort', abort, { once: true });
   const timer = setTimeout(() => {
     const error = new Error(`No connection within ${timeoutMs} ms`);
@@ -290,11 +290,13 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
       qp.close();
       qp.sendCq.close();
     }
+    cancel?.throwIfAborted();
     throw error;
   } finally {
     clearTimeout(timer);
     cancel?.removeEventListener('abort', abort);
-    socket.end();
+    // Also where the peer never ends its side: the listener could not be closed then.
+    socket.destroySoon();
   }
 }
 

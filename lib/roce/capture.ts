@@ -3,7 +3,7 @@
 import { createWriteStream, readSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { pipeline } from 'node:stream/promises';
-import { readOptions, valueError } from '../args.ts';
+import { readOptions, typeError, valueError } from '../args.ts';
 import { ByteQueue } from './byte-queue.ts';
 import { type CapturedPacket, CaptureRecord } from './capture-record.ts';
 import { PacketError } from './errors.ts';
@@ -95,6 +95,7 @@ export class CaptureParser {
 export async function* readCapture(
   source: string | URL | AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
 ): AsyncGenerator<CaptureRecord, void, undefined> {
+  if (typeof source !== 'string') requireIterable(source, 'source', 'a path, a URL, or chunks of bytes');
   const parser = new CaptureParser();
   if (typeof source === 'string' || source instanceof URL) {
     const file = await open(source);
@@ -132,6 +133,7 @@ export async function* encodeCapture(
   packets: AsyncIterable<CapturedPacket> | Iterable<CapturedPacket>,
   options: CaptureOptions = {},
 ): AsyncGenerator<Buffer, void, undefined> {
+  requireIterable(packets, 'packets', 'an iterable of packets');
   const { format = 'pcap' } = readOptions(options, 'options', ['format']);
   if (format !== 'pcap' && format !== 'pcapng') throw valueError(`format must be 'pcap' or 'pcapng', not ${format}`);
   const encoder = format === 'pcap' ? new PcapEncoder() : new PcapngEncoder();
@@ -167,4 +169,10 @@ export async function writeCapture(
   options: CaptureOptions = {},
 ): Promise<void> {
   await pipeline(encodeCapture(packets, options), createWriteStream(path));
+}
+
+function requireIterable(value: unknown, name: string, expected: string): void {
+  const given = Object(value) as Partial<AsyncIterable<unknown> & Iterable<unknown>>;
+  if (value instanceof URL || given[Symbol.asyncIterator] || given[Symbol.iterator]) return;
+  throw typeError(name, expected, value);
 }

@@ -1,6 +1,6 @@
 /** The base transport header and the extended headers as plain objects: where each field lies, to the bit. */
 
-import { boolean, integer, uint64 } from '../args.ts';
+import { boolean, integer, typeError, uint64 } from '../args.ts';
 import { PacketError } from './errors.ts';
 import { BTH_LENGTH, type ExtendedHeader, extendedHeaderLength } from './opcodes.ts';
 
@@ -229,13 +229,16 @@ export function encodeHeader<K extends keyof Headers>(name: K, value: HeaderInit
  */
 export function decodeHeader<K extends keyof Headers>(name: K, bytes: Uint8Array, offset = 0): Headers[K] {
   integer(offset, 'offset', 0, Number.MAX_SAFE_INTEGER);
+  const buffer = asBuffer(bytes);
   if (bytes.length < offset + lengthOf(name)) {
     throw new PacketError('ERR_ROCE_TRUNCATED', bytes.length, `${name} ends too early`);
   }
-  return readHeader(asBuffer(bytes), offset, name);
+  return readHeader(buffer, offset, name);
 }
 
 /** The same memory with Buffer's methods. */
 export function asBuffer(bytes: Uint8Array): Buffer {
-  return Buffer.isBuffer(bytes) ? bytes : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length);
+  if (Buffer.isBuffer(bytes)) return bytes;
+  if (!(bytes instanceof Uint8Array)) throw typeError('bytes', 'a Uint8Array', bytes);
+  return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length);
 }

@@ -1,6 +1,6 @@
 /** Packets as plain objects: decode one to look at it, encode one to send it. */
 
-import { integer, readOptions, valueError } from '../args.ts';
+import { integer, readOptions, typeError, valueError } from '../args.ts';
 import {
   asBuffer,
   type Bth,
@@ -125,6 +125,8 @@ export function decodePacket(bytes: Uint8Array, options: { linkType?: LinkType }
  * @throws TypeError or RangeError, naming the field
  */
 export function encodePacket(packet: PacketInit): Buffer {
+  if (typeof packet !== 'object' || packet === null) throw typeError('packet', 'an object', packet);
+  if (typeof packet.bth !== 'object' || packet.bth === null) throw typeError('bth', 'an object', packet.bth);
   const network = networkOf(packet);
   const info = opcodeTable[integer(packet.bth.opcode, 'bth.opcode', 0, 255)];
   if (info === undefined) throw valueError(`bth.opcode 0x${packet.bth.opcode.toString(16)} is reserved`);

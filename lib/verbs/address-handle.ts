@@ -111,6 +111,7 @@ export class AddressHandle extends Resource {
 
   /** @internal */
   static create(pd: ProtectionDomain, attr: AhAttr): AddressHandle {
+    if (attr === undefined) throw typeError('attr', 'an object', attr);
     const complete = ahAttr(attr, 'attr');
     try {
       return new AddressHandle(pd, binding().createAh(pd.handle, { ahAttr: complete }), complete);
@@ -197,6 +198,7 @@ export interface Datagram {
  * @throws RangeError `ERR_OUT_OF_RANGE` when the buffer is not that long
  */
 export function readDatagram(wc: WorkCompletion, buffer: Uint8Array): Datagram {
+  if (typeof wc !== 'object' || wc === null) throw typeError('wc', 'a completion', wc);
   if (!(buffer instanceof Uint8Array)) throw typeError('buffer', 'a Uint8Array', buffer);
   integer(wc.byteLen, 'wc.byteLen', GRH_BYTES, buffer.length);
   const bytes = Buffer.from(buffer.buffer, buffer.byteOffset, wc.byteLen);

@@ -78,6 +78,7 @@ export function parseGid(gid: string, name = 'gid'): Buffer {
  * @returns one of them, or undefined when there are none
  */
 export function chooseGid(table: readonly GidEntry[]): GidEntry | undefined {
+  if (!Array.isArray(table)) throw typeError('table', 'what context.queryGidTable() gives', table);
   return [...table].sort((a, b) => rank(a) - rank(b) || a.gidIndex - b.gidIndex)[0];
 }
 

@@ -124,7 +124,7 @@ export class MemoryRegion extends Resource {
    */
   slice(offset = 0, length?: number): MemorySlice {
     this.requireOpen();
-    return new MemorySlice(this, offset, checkRange(offset, length, this.length, 'region'));
+    return new MemorySlice(this, offset, checkRange(offset, length, this.length, 'region'), CHECKED);
   }
 
   /**
@@ -264,13 +264,16 @@ export class NullRegion extends MemoryRegion {
   }
 }
 
+// What only this module has: an address that was made up must not reach C.
+const CHECKED = Symbol('checked');
+
 const SLICE = threadMark('MemorySlice');
 
 /** A checked part of a {@link MemoryRegion}: what a scatter/gather element is made of. */
 export class MemorySlice {
   /** @internal */
   readonly thread = SLICE;
-  // Private, and read by static methods only: an address that was made up must not reach C.
+  // Private, and read by static methods only, for the same reason.
   readonly #region: MemoryRegion;
   readonly #offset: number;
   readonly #length: number;
@@ -279,7 +282,8 @@ export class MemorySlice {
   readonly #lkey: number;
 
   /** @internal */
-  constructor(region: MemoryRegion, offset: number, length: number) {
+  constructor(region: MemoryRegion, offset: number, length: number, isChecked: typeof CHECKED) {
+    if (isChecked !== CHECKED) throw stateError('A MemorySlice is made by the slice() of its region');
     const addr = region.addr + BigInt(offset);
     this.#region = region;
     this.#offset = offset;

@@ -91,6 +91,7 @@ export function addressArgs(pd: PdHandle, address: bigint, length: number, optio
 
 /** @internal */
 export function dmabufOptions(fd: number, options: RegDmabufMrOptions) {
+  if (options === undefined) throw typeError('options', 'an object with length', options);
   const { access, iova } = regOptions(options, ['offset', 'length']);
   const { offset = 0, length } = options;
   integer(fd, 'fd', 0, 0x7fff_ffff);

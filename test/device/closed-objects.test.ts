@@ -227,6 +227,7 @@ describe('a method', () => {
       'requireOpen',
       'onCascade',
       'onLost',
+      'onCascade',
       'failed',
       // Checked in a table of its own.
       'at',

@@ -1,9 +1,14 @@
 /** What must hold of connections, whatever happens: every promise settles, nothing hangs, and nothing is left. */
+import { createConnection } from 'node:net';
 import { describe, expect, it } from 'vitest';
 import {
   connect,
+  connectionInfo,
+  connectQueuePair,
   connectTcp,
+  decodeConnectionInfo,
   type Endpoint,
+  encodeConnectionInfo,
   listen,
   listenTcp,
   type MemorySlice,
@@ -22,6 +27,7 @@ import {
   fill,
   isRxe,
   isSanitized,
+  until,
   within,
 } from './fixture.ts';
 import { lose, lost } from './lossy-wire.ts';
@@ -154,6 +160,31 @@ describe('connections', () => {
     const ended = outcomes(pending, 'the accepts');
     await next.close();
     expect(await ended).toEqual(Array(3).fill(new RdmaClosedError('Listener').code));
+  });
+
+  it('leave no TCP connection, even where the peer never ends its side', async () => {
+    using a = openDevice(deviceA);
+    using b = openDevice(deviceB);
+    using pdA = a.allocPd();
+    using pdB = b.allocPd();
+    const listener = await listenTcp({ pd: pdB, port: 0, host: '127.0.0.1', timeoutMs: DEADLINE_MS });
+    using sendCq = a.createCq(16);
+    using qp = pdA.createQp({ sendCq, cap: { maxSendWr: 1, maxRecvWr: 1 } });
+    const info = connectionInfo(qp);
+    const frame = encodeConnectionInfo(info);
+    const socket = createConnection({ port: listener.port, host: '127.0.0.1', allowHalfOpen: true });
+    let got = Buffer.alloc(0);
+    socket.on('data', (data) => {
+      got = Buffer.concat([got, data]);
+    });
+    socket.write(Buffer.concat([Buffer.of(0, frame.length), frame]));
+    await until(() => got.length >= 2 + frame.length, 'the answer');
+    await connectQueuePair(qp, info, decodeConnectionInfo(got.subarray(2, 2 + frame.length)));
+    socket.write(Buffer.of(1));
+    const endpoint = await within(listener.accept(), 'the connection');
+    await within(endpoint.close(), 'the close of the endpoint');
+    await within(listener.close(), 'the close of the listener');
+    socket.destroy();
   });
 
   it('to where there is nobody fail with a code, each once', async () => {

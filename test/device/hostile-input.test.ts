@@ -1,7 +1,7 @@
 /** Input that changes while it is read, and memory that is taken away: what was checked is what is used. */
 import { describe, expect, it } from 'vitest';
 import {
-  type MemorySlice,
+  MemorySlice,
   type QpAttr,
   QpState,
   type RecvWr,
@@ -32,6 +32,7 @@ describe('a list whose elements differ when they are read again', () => {
     expect(encoded).toBe(0);
     expect(await completion(a.cq)).toMatchObject({ status: WcStatus.SUCCESS });
     await completion(b.cq);
+    expect(thrown(() => new MemorySlice(a.mr, 2 ** 46, 8, undefined as never)).code).toBe('ERR_INVALID_STATE');
     for (const wrong of [standIn, [standIn], Object.create(Object.getPrototypeOf(genuine))]) {
       expect(thrown(() => a.qp.postSend(send(wrong)))).toMatchObject({ code: 'ERR_INVALID_ARG_TYPE' });
     }

@@ -15,6 +15,7 @@ import {
   messageEndpoint,
   RdmaClosedError,
 } from '../../lib/index.ts';
+import { rejection } from './cm.ts';
 import { DEADLINE_MS, expectNoLeaks, fill, isRxe, within } from './fixture.ts';
 import { Ends } from './messages.ts';
 
@@ -287,6 +288,27 @@ describe('messages', () => {
     await closeBoth(a, b);
   });
 
+  it.each([
+    ['is given up', false],
+    ['has ended its direction, and is given up', true],
+  ])('end in front of one that never came whole, when the peer %s', async (_, isEnded) => {
+    const length = 100_001;
+    const place = (bytes: number) => (bytes === length ? new Promise<never>(() => {}) : undefined);
+    const [a, b] = await opened({}, {}, { b: { place } });
+    await a.send(Buffer.from('first'));
+    const second = rejection(a.send(Buffer.alloc(length, 2)));
+    await a.send(Buffer.from('third'));
+    const end = isEnded ? rejection(a.end()) : undefined;
+    await a.send(Buffer.from('fourth')).catch(() => {});
+    a.destroy();
+    expect(await within(second, 'the second')).toMatchObject({ code: 'ERR_RDMA_CLOSED' });
+    await within(b.closed, 'the notice');
+    using first = await within(b.receive(), 'the first');
+    expect(first!.data.toString()).toBe('first');
+    for (let i = 0; i < 2; i++) expect(await rejection(b.receive())).toMatchObject({ code: 'ECONNRESET' });
+    await within(Promise.all([end, a.close(), b.close()]), 'close');
+  });
+
   it('settle everything when the peer dies in the middle of it', async () => {
     const [a, b] = await opened(
       { bufferBytes: 256, buffers: 4 },
@@ -321,6 +343,17 @@ describe('messages', () => {
     b.destroy();
     await closeBoth(a, b);
     b.endpoint.qp.sendCq.close();
+  });
+
+  it('are given up while they are opened, for any reason', async () => {
+    for (const reason of ['the user has gone', null, new TypeError('mine')]) {
+      const [a, b] = await ends.connect();
+      const abort = new AbortController();
+      const opening = Messages.open(a, { ...open, signal: abort.signal }).catch((error: unknown) => [error]);
+      abort.abort(reason);
+      expect(await within(opening, 'the end')).toEqual([reason]);
+      await b.close();
+    }
   });
 
   it('are not opened on an endpoint that was not made for them, twice, or by a peer that does not', async () => {

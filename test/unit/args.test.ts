@@ -1,11 +1,41 @@
 import { describe, expect, it } from 'vitest';
 import * as args from '../../lib/args.ts';
+import * as lib from '../../lib/index.ts';
+import * as roce from '../../lib/roce/index.ts';
 
 const type = expect.objectContaining({ code: 'ERR_INVALID_ARG_TYPE', message: expect.stringContaining('thing') });
 const range = expect.objectContaining({ code: 'ERR_OUT_OF_RANGE', message: expect.stringContaining('thing') });
 const value = expect.objectContaining({ code: 'ERR_INVALID_ARG_VALUE', message: expect.stringContaining('thing') });
 
 class Known {}
+
+describe('what is exported', () => {
+  const nothing = undefined as never;
+  it.each<[string, () => unknown, string]>([
+    ['chooseGid', () => lib.chooseGid(nothing), 'table'],
+    ['flagNames: flags', () => lib.flagNames(nothing, 1), 'flags'],
+    ['flagNames: value', () => lib.flagNames(lib.AccessFlags, nothing), 'value'],
+    ['isAvailable', () => lib.isAvailable(null as never), 'options'],
+    ['diagnose', () => lib.diagnose(null as never), 'options'],
+    ['readDatagram', () => lib.readDatagram(nothing, Buffer.alloc(64)), 'wc'],
+    ['decodePacket', () => roce.decodePacket(nothing), 'bytes'],
+    ['decodeHeader', () => roce.decodeHeader('bth', nothing), 'bytes'],
+    ['encodePacket', () => roce.encodePacket(nothing), 'packet'],
+    ['encodePacket: bth', () => roce.encodePacket({} as never), 'bth'],
+  ])('names the argument that is missing: %s', (_, call, name) => {
+    expect(call).toThrow(
+      expect.objectContaining({ code: 'ERR_INVALID_ARG_TYPE', message: expect.stringContaining(`${name} must be`) }),
+    );
+  });
+
+  it.each<[string, () => AsyncGenerator<unknown>, string]>([
+    ['readCapture', () => roce.readCapture(1 as never), 'source'],
+    ['encodeCapture', () => roce.encodeCapture(nothing), 'packets'],
+  ])('names it when it is asked for the first: %s', async (_, call, name) => {
+    const error = { code: 'ERR_INVALID_ARG_TYPE', message: expect.stringContaining(`${name} must be`) };
+    await expect(call().next()).rejects.toMatchObject(error);
+  });
+});
 
 describe('each check', () => {
   it('gives back what is in order', () => {
