@@ -123,6 +123,7 @@ export async function connect(options: CmConnectOptions): Promise<Endpoint> {
   const known = [...endpointOptionNames, 'host', 'port', 'localAddress', 'tos', 'ackTimeout'];
   const o = readOptions(options, 'options', known) as CmConnectOptions;
   const host = string(o.host, 'options.host');
+  if (host === '') throw valueError('options.host is empty');
   const port = integer(o.port, 'options.port', 1, 65535);
   const src = o.localAddress === undefined ? {} : { src: { address: string(o.localAddress, 'options.localAddress') } };
   const { tos = environmentNumber('NODE_RDMA_TC', 255), ackTimeout } = o;

@@ -1,5 +1,5 @@
 import { isUint8Array } from 'node:util/types';
-import { abortSignal, integer, rangeError, readOptions, string, typeError } from '../args.ts';
+import { abortSignal, integer, rangeError, readOptions, string, typeError, valueError } from '../args.ts';
 import { CallError, RdmaClosedError, RdmaProtocolError } from '../errors.ts';
 import { AccessFlags } from '../native/constants.gen.ts';
 import { threadMark } from '../thread.ts';
@@ -168,7 +168,14 @@ export class Calls<Remote extends CallMethods = CallMethods, Local extends CallM
     const timeoutMs = integer(o.timeoutMs ?? 0, 'options.timeoutMs', 0, 2 ** 31 - 1);
     const signal = abortSignal(o.signal, 'options.signal');
     signal?.throwIfAborted();
-    const head = this.#encode([method, params]);
+    let head: Buffer;
+    try {
+      head = this.#encode([method, params]);
+    } catch (error) {
+      // What JSON does not have. What a toJSON() of theirs throws is theirs.
+      if (!(error instanceof TypeError) || 'code' in error) throw error;
+      throw valueError(`params has no JSON: ${error.message}`);
+    }
     return new Promise((resolve, reject) => {
       let timer: NodeJS.Timeout | undefined;
       let id: number | undefined;

@@ -225,7 +225,6 @@ describe('a method', () => {
       'makeCq',
       'refuse',
       'requireOpen',
-      'onCascade',
       'onLost',
       'onCascade',
       'failed',

@@ -127,6 +127,8 @@ describe('calls', () => {
     }
     await expect(b.call('add' as never, null as never)).rejects.toBeInstanceOf(CallError);
     await expect(a.call('odd', 'bigint')).rejects.toThrow(/BigInt/);
+    const unspeakable = { code: 'ERR_INVALID_ARG_VALUE', message: expect.stringContaining('params has no JSON: ') };
+    await expect(a.call('odd', 1n as never)).rejects.toMatchObject(unspeakable);
     await expect(a.call('odd', 'long')).rejects.toMatchObject({ code: 'ERR_OUT_OF_RANGE' });
     expect((await a.call('odd', '')).result).toBeNull();
     await expect(a.call('odd', 'x'.repeat(2000))).rejects.toMatchObject({ code: 'ERR_OUT_OF_RANGE' });
