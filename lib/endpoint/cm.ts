@@ -1,6 +1,15 @@
 import { lookup } from 'node:dns/promises';
 import { isIP } from 'node:net';
-import { abortSignal, boolean, environmentNumber, instance, integer, readOptions, string } from '../args.ts';
+import {
+  abortSignal,
+  boolean,
+  environmentNumber,
+  instance,
+  integer,
+  readOptions,
+  string,
+  valueError,
+} from '../args.ts';
 import type { CmEvent } from '../cm/cm-event.ts';
 import type { CmId } from '../cm/cm-id.ts';
 import { createEventChannel, type EventChannel } from '../cm/event-channel.ts';
