@@ -95,14 +95,14 @@ describeCm('the programs of rdma-core that send datagrams', () => {
     const { side: b } = await joined(groups[0]);
     for (let i = 0; i < 10; i++) b.qp.postRecv({ wrId: 1, sgList: b.mr.slice(256 * i, 256) });
     // Both at once: each pauses for three seconds, for a subnet manager.
-    const sender = new Peer('mckey', '-m', groups[0], '-b', addressA, '-s', '-C', '500');
+    const sender = new Peer('mckey', '-m', groups[0], '-b', addressA, '-s', '-C', '2000');
     const receiver = new Peer('mckey', '-m', groups[1], '-b', addressA);
+    expect(await sender.succeeds()).toContain('test complete');
     // It destroys its queue pair at once, perhaps before the last have left, and most find no receive here.
     const count = await b.cq.wait(soon());
     for (let i = 0; i < count; i++) {
       expect(snapshot(b.cq.at(i))).toMatchObject({ status: WcStatus.SUCCESS, byteLen: GRH_BYTES + 100 });
     }
-    expect(await sender.succeeds()).toContain('test complete');
     closeSide(b);
 
     const { side: a, where } = await joined(groups[1]);
