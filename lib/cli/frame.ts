@@ -23,12 +23,12 @@ export class Complaint extends Error {
   }
 }
 
-/** A subcommand whose wrong use ends with {@link Exit.USAGE}. */
-export function subcommand(name: string, description: string): Command {
+/** A subcommand, and the exit code of its wrong use. */
+export function subcommand(name: string, description: string, wrongUse: number = Exit.USAGE): Command {
   return new Command(name)
     .description(description)
     .showHelpAfterError('(--help tells how it is used)')
-    .exitOverride((error) => process.exit(error.exitCode === 0 ? 0 : Exit.USAGE));
+    .exitOverride((error) => process.exit(error.exitCode === 0 ? 0 : wrongUse));
 }
 
 /** How a subcommand ends. */

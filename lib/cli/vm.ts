@@ -1,6 +1,7 @@
 import { constants } from 'node:os';
-import { Command, InvalidArgumentError, Option } from 'commander';
+import { type Command, InvalidArgumentError, Option } from 'commander';
 import { type Accelerator, prepareVm, runInVm, VmError, type VmErrorCode } from '../vm/index.ts';
+import { subcommand } from './frame.ts';
 
 interface Flags {
   prepare?: true;
@@ -19,32 +20,27 @@ const otherFailure = 125;
 
 /** The subcommand `vm`. */
 export function vmCommand(): Command {
-  return (
-    new Command('vm')
-      .description(
-        'Run a command in a VM with Soft-RoCE: devices rxe0 (10.78.0.1 on v0) and rxe1 (10.78.0.2 on v1), joined by a wire.',
-      )
-      .argument('[command]', 'a program of this machine, whose files the VM sees (default: a shell)')
-      .argument('[args...]', 'its arguments')
-      .option('--out <dir>', 'a directory that the VM may write to; all else it writes is gone at the end')
-      .option('--env <name[=value]>', 'set a variable, beside the whole environment, which is passed on', addVariable)
-      .option('--timeout <seconds>', 'end the command after that time, with exit code 124', positive)
-      .option('--memory <size>', "the VM's memory, such as 512M or 4G (default: 2G)", memorySize)
-      .option('--cpus <count>', "the VM's processors (default: 2)", positive)
-      .addOption(new Option('--accel <name>', 'default: kvm where it works, else tcg').choices(['kvm', 'tcg']))
-      .option('--rxe-dmabuf', 'a test vehicle: with an rxe that registers DMA-BUFs, built for it at the first time')
-      .option(
-        '--siw',
-        'with software iWARP too: siw0 (10.79.0.1 on w0) and siw1 (10.79.0.2 on w1), built at the first time',
-      )
-      .option('--prepare', 'only fetch and build what the VM needs')
-      .passThroughOptions()
-      .showHelpAfterError('(--help tells how it is used)')
-      // Not the command's own 1 or 2.
-      .exitOverride((error) => process.exit(error.exitCode === 0 ? 0 : otherFailure))
-      .addHelpText('after', help)
-      .action(run)
-  );
+  const description =
+    'Run a command in a VM with Soft-RoCE: devices rxe0 (10.78.0.1 on v0) and rxe1 (10.78.0.2 on v1), joined by a wire.';
+  // Not the command's own 1 or 2.
+  return subcommand('vm', description, otherFailure)
+    .argument('[command]', 'a program of this machine, whose files the VM sees (default: a shell)')
+    .argument('[args...]', 'its arguments')
+    .option('--out <dir>', 'a directory that the VM may write to; all else it writes is gone at the end')
+    .option('--env <name[=value]>', 'set a variable, beside the whole environment, which is passed on', addVariable)
+    .option('--timeout <seconds>', 'end the command after that time, with exit code 124', positive)
+    .option('--memory <size>', "the VM's memory, such as 512M or 4G (default: 2G)", memorySize)
+    .option('--cpus <count>', "the VM's processors (default: 2)", positive)
+    .addOption(new Option('--accel <name>', 'default: kvm where it works, else tcg').choices(['kvm', 'tcg']))
+    .option('--rxe-dmabuf', 'a test vehicle: with an rxe that registers DMA-BUFs, built for it at the first time')
+    .option(
+      '--siw',
+      'with software iWARP too: siw0 (10.79.0.1 on w0) and siw1 (10.79.0.2 on w1), built at the first time',
+    )
+    .option('--prepare', 'only fetch and build what the VM needs')
+    .passThroughOptions()
+    .addHelpText('after', help)
+    .action(run);
 }
 
 const help = `

@@ -59,7 +59,7 @@ export class DctQueuePair extends AnyQueuePair {
     this.pd = pd;
     this.recvCq = cq;
     this.srq = srq;
-    cq.attach(this, claim);
+    cq.claims.add(this, claim);
   }
 
   /**
@@ -93,6 +93,6 @@ export class DctQueuePair extends AnyQueuePair {
 
   protected override destroy(): void {
     super.destroy();
-    this.recvCq.detach(this);
+    this.recvCq.claims.remove(this);
   }
 }

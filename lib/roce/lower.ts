@@ -1,6 +1,7 @@
 /** What carries RoCE: Ethernet with VLAN tags, IPv4, IPv6, and the GRH of RoCE v1, as plain objects. */
 
 import { boolean, integer } from '../args.ts';
+import { internetChecksum } from '../checksum.ts';
 import { formatIpv4, formatIpv6, formatMac, parseIpv4, parseIpv6, parseMac } from './addresses.ts';
 
 /** The values of `ecn` in IP. */
@@ -153,7 +154,7 @@ export function writeIpv4(target: Buffer, at: number, ip: Ipv4Init, length: numb
   target[at + 9] = UDP;
   target.set(parseIpv4(ip.src, 'ipv4.src'), at + 12);
   target.set(parseIpv4(ip.dst, 'ipv4.dst'), at + 16);
-  target.writeUInt16BE(checksum(target, at, 20), at + 10);
+  target.writeUInt16BE(internetChecksum(target, at, 20), at + 10);
 }
 
 export function readIpv6(source: Buffer, at: number): Ipv6 {
@@ -206,12 +207,4 @@ function writeVersion6(target: Buffer, at: number, word: number, length: number,
 
 function trafficClass(dscp: unknown, ecn: unknown, name: string): number {
   return (integer(dscp, `${name}.dscp`, 0, 63) << 2) | integer(ecn, `${name}.ecn`, 0, 3);
-}
-
-/** The Internet checksum over an even number of bytes. */
-function checksum(bytes: Buffer, at: number, length: number): number {
-  let sum = 0;
-  for (let i = at; i < at + length; i += 2) sum += bytes.readUInt16BE(i);
-  while (sum > 0xffff) sum = (sum & 0xffff) + (sum >>> 16);
-  return ~sum & 0xffff;
 }

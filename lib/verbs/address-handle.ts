@@ -1,4 +1,5 @@
 import { integer, readOptions, typeError } from '../args.ts';
+import { internetChecksum } from '../checksum.ts';
 import { RdmaError } from '../errors.ts';
 import { hex, printed } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
@@ -244,13 +245,5 @@ function grhVersion(grh: Buffer): number {
   const start = grh.readUInt8(IPV4);
   if (grh.readUInt8(0) >> 4 !== 6) return start >> 4 === 4 ? 4 : 0;
   // In RoCE v2 it has no options: five words.
-  return start === 0x45 && internetSum(grh.subarray(IPV4, GRH_BYTES)) === 0xffff ? 4 : 6;
-}
-
-/** The sum of a header in ones' complement: 0xffff where its checksum is right. */
-function internetSum(header: Buffer): number {
-  let sum = 0;
-  for (let at = 0; at < header.length; at += 2) sum += header.readUInt16BE(at);
-  while (sum > 0xffff) sum = (sum & 0xffff) + (sum >>> 16);
-  return sum;
+  return start === 0x45 && internetChecksum(grh, IPV4, GRH_BYTES - IPV4) === 0 ? 4 : 6;
 }

@@ -57,7 +57,7 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
   readonly handle: CqHandle;
   /** Whether more completions may be outstanding than there are entries. */
   readonly allowOverrun: boolean;
-  /** @internal */
+  /** Whose requests complete here. @internal */
   readonly claims = new CompletionClaims();
   readonly #id: number;
   readonly #list: number;
@@ -317,16 +317,6 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
   /** Refuses what could overrun the queue. @internal */
   requireRoom(claim: Claim, syscall: string): void {
     if (!this.allowOverrun) this.claims.require(Math.min(this.#cqe, this.#resizing ?? this.#cqe), claim, syscall);
-  }
-
-  /** From now on its requests complete here. @internal */
-  attach(owner: Resource, claim: Claim): void {
-    this.claims.add(owner, claim);
-  }
-
-  /** @internal */
-  detach(owner: Resource): void {
-    this.claims.remove(owner);
   }
 
   /**

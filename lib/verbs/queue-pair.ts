@@ -99,7 +99,7 @@ export class QueuePair extends AnyQueuePair {
     this.#recvQueue = new WorkQueue(maxRecvWr);
     this.#sends = this.#sendList(Math.min(maxSendWr, LIST_CAPACITY));
     this.#recvs = this.#recvList(Math.min(maxRecvWr, LIST_CAPACITY));
-    for (const [cq, claim] of claims) cq.attach(this, claim);
+    for (const [cq, claim] of claims) cq.claims.add(this, claim);
     const queues = [this.#sendQueue, this.#recvQueue];
     for (const queue of queues) this.pd.queues.add(queue);
     this.#leave = leaver(queues, this.pd.queues);
@@ -355,8 +355,8 @@ export class QueuePair extends AnyQueuePair {
     super.destroy();
     collected.unregister(this.#leave);
     this.#leave();
-    this.sendCq.detach(this);
-    this.recvCq.detach(this);
+    this.sendCq.claims.remove(this);
+    this.recvCq.claims.remove(this);
     this.onGone?.(new RdmaClosedError(this.describe()));
   }
 }

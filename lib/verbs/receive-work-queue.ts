@@ -96,7 +96,7 @@ export class ReceiveWorkQueue extends ReceiveQueue {
     this.wqNum = native.wqNum;
     this.cq = cq;
     this.#queue = queue;
-    cq.attach(this, claim);
+    cq.claims.add(this, claim);
   }
 
   /** The state that the last `modify()` left it in. The device may have moved it to ERR since: there is an event then. */
@@ -169,7 +169,7 @@ export class ReceiveWorkQueue extends ReceiveQueue {
   protected destroy(): void {
     binding().destroyWq(this.handle);
     this.destroyed();
-    this.cq.detach(this);
+    this.cq.claims.remove(this);
   }
 }
 

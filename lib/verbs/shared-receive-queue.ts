@@ -107,7 +107,7 @@ export class SharedReceiveQueue extends ReceiveQueue {
     this.handle = native.handle;
     this.#queue = queue;
     // What comes there is of this queue: it must not be collected before.
-    cq?.attach(this, claim);
+    cq?.claims.add(this, claim);
   }
 
   /**
@@ -215,7 +215,7 @@ export class SharedReceiveQueue extends ReceiveQueue {
 
   protected destroy(): void {
     binding().destroySrq(this.handle);
-    this.cq?.detach(this);
+    this.cq?.claims.remove(this);
     this.destroyed();
   }
 }

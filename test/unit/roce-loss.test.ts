@@ -71,7 +71,7 @@ class Connection {
     }
   }
 
-  /** Puts a packet on the wire, before the capture. @returns whether it arrives */
+  /** Whether the wire loses a packet, before the capture. */
   #isLost(): boolean {
     return this.#random.below(100) < this.#loss;
   }
