@@ -43,8 +43,8 @@ function section(command) {
   return [...own, ...command.commands.map(section)].join('\n');
 }
 
-function page() {
-  const program = buildProgram();
+async function page() {
+  const program = await buildProgram();
   return `.\\" Made by scripts/manual.mjs. Do not edit: npm run manual.
 .TH NODE\\-RDMA 1 "" "node\\-rdma ${packageVersion()}" "User Commands"
 .SH NAME
@@ -73,8 +73,8 @@ the guides of the package, docs/cli.md first.
 `;
 }
 
-await whenMain(import.meta.url, ([option]) => {
-  const text = page();
+await whenMain(import.meta.url, async ([option]) => {
+  const text = await page();
   if (option !== '--check') writeFileSync(file, text);
   else if (readFileSync(file, 'utf8') !== text) {
     throw new CommandError('docs/node-rdma.1 differs from what the command says of itself: npm run manual');

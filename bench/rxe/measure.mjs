@@ -10,10 +10,13 @@ import { fileURLToPath } from 'node:url';
 import { openDevice } from 'node-rdma';
 
 /** The tests, with the program of perftest for each. */
-const tests = [
+const allTests = [
   { test: 'writeLat', program: 'ib_write_lat', unit: 'us' },
   { test: 'sendLat', program: 'ib_send_lat', unit: 'us' },
+  { test: 'udLat', program: 'ib_send_lat', more: ['-c', 'UD'], unit: 'us' },
+  { test: 'srqLat', program: 'ib_send_lat', more: ['--use-srq'], unit: 'us' },
   { test: 'readLat', program: 'ib_read_lat', unit: 'us' },
+  { test: 'atomicLat', program: 'ib_atomic_lat', unit: 'us' },
   { test: 'writeBw', program: 'ib_write_bw', unit: 'MiB/s' },
   // Not of perftest, whose programs have no such mode for two sides: C that sleeps until an event.
   { test: 'awaitedLat', program: 'ibv_rc_pingpong', unit: 'us' },
@@ -34,7 +37,7 @@ const DEADLINE_MS = 300_000;
  */
 
 /**
- * Latency of half a round trip (readLat: of the whole), or bandwidth. All sides spin, and so does whoever else is measured
+ * Latency of half a round trip (readLat and atomicLat: of the whole), or bandwidth. All sides spin, and so does whoever else is measured
  * here: where processors are few, the kernel's own work waits for them, and the medians are that wait; the best is the path.
  *
  * @param {object} options
@@ -44,15 +47,16 @@ const DEADLINE_MS = 300_000;
  * @param {number} [options.latencyBytes]
  * @param {number} [options.bandwidthBytes]
  * @param {number} [options.rounds] runs in turns
- * @param {boolean} [options.perftest] whether to run perftest
- * @param {boolean} [options.pyverbs] whether to run pyverbs, which only has writeLat
+ * @param {string[]} [options.only] names of tests, in place of all
+ * @param {boolean} [options.pyverbs] whether to run pyverbs, with all that it has
  * @param {(text: string) => void} [options.onProgress]
  * @returns {Promise<Row[]>}
  */
 export async function measure(options) {
   const { device, peerDevice, iterations = 300, latencyBytes = 8, bandwidthBytes = 65536, rounds = 3 } = options;
-  const { perftest = true, pyverbs = true, onProgress = () => {} } = options;
-  const sizes = { latencyBytes, bandwidthBytes, iterations };
+  const { only = allTests.map(({ test }) => test), pyverbs = true, onProgress = () => {} } = options;
+  const tests = allTests.filter(({ test }) => only.includes(test));
+  const sizes = { latencyBytes, bandwidthBytes, iterations, only };
   const server = { role: 'server', device: peerDevice, gidIndex: gidIndexOf(peerDevice), ...sizes };
   const client = { role: 'client', device, gidIndex: gidIndexOf(device), ...sizes };
 
@@ -61,12 +65,10 @@ export async function measure(options) {
   for (let round = 1; round <= rounds; round++) {
     onProgress(`round ${round} of ${rounds}: ours`);
     runs.ours.push(await runPair([process.execPath, file('side.mjs')], server, client));
-    if (perftest) {
-      onProgress(`round ${round} of ${rounds}: perftest`);
-      const results = {};
-      for (const { test, program } of tests) results[test] = await runPerftest(program, server, client);
-      runs.perftest.push(results);
-    }
+    onProgress(`round ${round} of ${rounds}: perftest`);
+    const results = {};
+    for (const { test, program, more } of tests) results[test] = await runPerftest(program, server, client, more);
+    runs.perftest.push(results);
     if (pyverbs) {
       onProgress(`round ${round} of ${rounds}: pyverbs`);
       // The distribution's own Python, which the package of pyverbs belongs to.
@@ -111,12 +113,13 @@ export async function runPair(command, server, client) {
   }
 }
 
-export async function runPerftest(program, server, client) {
+export async function runPerftest(program, server, client, more = []) {
   if (program === 'ibv_rc_pingpong') return runPingPong(server, client);
   const isLatency = program.endsWith('_lat');
   const bytes = isLatency ? client.latencyBytes : client.bandwidthBytes;
   // -F: the processor's speed may change, which is not our concern. A port of its own: the last one may still be busy.
-  const args = (side) => ['-F', '-d', side.device, '-x', side.gidIndex, '-s', bytes, '-n', side.iterations, '-p', port];
+  const where = (side) => ['-d', side.device, '-x', side.gidIndex, '-p', port];
+  const args = (side) => ['-F', ...where(side), '-s', bytes, '-n', side.iterations, ...more];
   const port = nextPort++;
   const serving = start([program, ...args(server).map(String)]);
   try {

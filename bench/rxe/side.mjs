@@ -1,18 +1,35 @@
 // One side of our measurement, a process: node side.mjs '{"role": "server" | "client", ...}'. The server prints its TCP
 // port, the client the results, as JSON. Each test does what the program of perftest of that name does.
 
-import { AccessFlags, connectTcp, listenTcp, openDevice, RemoteRegion, WcStatus, WrOpcode } from 'node-rdma';
+import {
+  AccessFlags,
+  connectionInfo,
+  connectQueuePair,
+  connectTcp,
+  GRH_BYTES,
+  listenTcp,
+  openDevice,
+  QpState,
+  QpType,
+  RemoteRegion,
+  WcStatus,
+  WrOpcode,
+} from 'node-rdma';
 
 const LIST = 16;
 const DEPTH = 128;
 const WARM_UP = 1024;
+// For what the two sides tell each other.
+const NOTE = 2048;
+const QKEY = 0x1111_1111;
 
-const { role, device, gidIndex, port, latencyBytes, bandwidthBytes, iterations } = JSON.parse(process.argv[2]);
+const { role, device, gidIndex, port, latencyBytes, bandwidthBytes, iterations, only } = JSON.parse(process.argv[2]);
 const isClient = role === 'client';
-const pd = openDevice(device).allocPd();
+const context = openDevice(device);
+const pd = context.allocPd();
 const size = Math.max(latencyBytes, bandwidthBytes);
-const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ } = AccessFlags;
-const mr = await pd.alloc(3 * size, { access: LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ });
+const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC } = AccessFlags;
+const mr = await pd.alloc(2 * size + 2 * NOTE, { access: LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC });
 const privateData = JSON.stringify(mr.remote());
 
 const options = { pd, gidIndex, privateData };
@@ -40,8 +57,38 @@ const remote = RemoteRegion.parse(endpoint.privateData);
 // Sent from the first part, received in the second; the third is for what keeps the sides in step.
 const outgoing = (bytes) => mr.slice(0, bytes);
 const incoming = (bytes) => mr.slice(size, bytes);
-async function inStep() {
-  await Promise.all([control.recv(mr.slice(2 * size, 1)), control.send(mr.slice(2 * size + 1, 1))]);
+async function inStep(note = '') {
+  const length = mr.buffer.write(note, 2 * size);
+  const into = mr.slice(2 * size + NOTE, NOTE);
+  const [{ byteLen }] = await Promise.all([control.recv(into), control.send(mr.slice(2 * size, length))]);
+  return into.buffer.toString('latin1', 0, byteLen);
+}
+
+/** What the other side says about the same, as JSON. */
+const exchange = async (value) => JSON.parse(await inStep(JSON.stringify(value)));
+
+/** Datagrams: the queue pair, and to whom it sends. */
+async function datagrams() {
+  const qp = pd.createQp({
+    sendCq: context.createCq(2 * DEPTH),
+    qpType: QpType.UD,
+    cap: { maxSendWr: 16, maxRecvWr: 16 },
+  });
+  qp.modifySync({ qpState: QpState.INIT, pkeyIndex: 0, portNum: 1, qkey: QKEY });
+  qp.modifySync({ qpState: QpState.RTR });
+  qp.modifySync({ qpState: QpState.RTS, sqPsn: 0 });
+  const peer = await exchange({ qpNum: qp.qpNum, gid: context.queryGidEx(1, gidIndex).gid });
+  const ah = pd.createAh({ grh: { dgid: peer.gid, sgidIndex: gidIndex } });
+  return { qp, to: { ah, remoteQpn: peer.qpNum, remoteQkey: QKEY } };
+}
+
+/** A reliable connection that receives from a shared queue. */
+async function withSharedQueue() {
+  const srq = pd.createSrq({ maxWr: 16 });
+  const qp = pd.createQp({ sendCq: context.createCq(2 * DEPTH), srq, cap: { maxSendWr: 16 } });
+  const info = connectionInfo(qp, { gidIndex });
+  await connectQueuePair(qp, info, await exchange(info));
+  return { qp, srq };
 }
 
 /** Polls until `count` completions were there. */
@@ -95,11 +142,14 @@ function writeLat() {
   );
 }
 
-function sendLat() {
-  const send = qp.prepareSend({ opcode: WrOpcode.SEND, sgList: outgoing(latencyBytes) });
-  const recv = qp.prepareRecv({ sgList: incoming(latencyBytes) });
+/** Messages by a queue pair, from `receiver` on the other side. */
+async function messageLat(qp, receiver, to = {}, headerBytes = 0) {
+  const cq = qp.sendCq;
+  const send = qp.prepareSend({ opcode: WrOpcode.SEND, sgList: outgoing(latencyBytes), ...to });
+  const recv = receiver.prepareRecv({ sgList: incoming(headerBytes + latencyBytes) });
   // One receive is always waiting, so a message never finds none.
   recv.post();
+  await inStep();
   let received = 0;
   let sent = 0;
   const poll = () => {
@@ -124,14 +174,26 @@ function sendLat() {
   );
 }
 
-function readLat() {
+const sendLat = () => messageLat(qp, qp);
+
+async function udLat() {
+  const { qp, to } = await datagrams();
+  return messageLat(qp, qp, to, GRH_BYTES);
+}
+
+async function srqLat() {
+  const { qp, srq } = await withSharedQueue();
+  return messageLat(qp, srq);
+}
+
+const readLat = () => requestLat({ opcode: WrOpcode.RDMA_READ, sgList: incoming(latencyBytes) }, latencyBytes);
+
+const atomicLat = () => requestLat({ opcode: WrOpcode.ATOMIC_FETCH_AND_ADD, sgList: incoming(8), compareAdd: 1n }, 8);
+
+/** A request of the client's that the other side's device answers; a whole round trip. */
+function requestLat(wr, bytes) {
   if (!isClient) return undefined;
-  const bytes = latencyBytes;
-  const list = qp.prepareSend({
-    opcode: WrOpcode.RDMA_READ,
-    sgList: incoming(bytes),
-    remote: remote.slice(0, bytes),
-  });
+  const list = qp.prepareSend({ ...wr, remote: remote.slice(0, bytes) });
   const times = new Float64Array(iterations);
   for (let i = 0; i < iterations; i++) {
     const start = performance.now();
@@ -191,10 +253,11 @@ if (isClient) stream(latencyBytes, WARM_UP);
 await inStep();
 if (!isClient) stream(latencyBytes, WARM_UP);
 
+const tests = { writeLat, sendLat, udLat, srqLat, readLat, atomicLat, writeBw, awaitedLat };
 const results = {};
-for (const [name, test] of Object.entries({ writeLat, sendLat, readLat, writeBw, awaitedLat })) {
+for (const name of only) {
   await inStep();
-  results[name] = await test();
+  results[name] = await tests[name]();
 }
 await inStep();
 if (isClient) console.log(JSON.stringify(results));

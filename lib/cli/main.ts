@@ -1,4 +1,5 @@
 #!/usr/bin/env node
 import { buildProgram } from './program.ts';
 
-await buildProgram().parseAsync();
+const program = await buildProgram(process.argv.slice(2));
+await program.parseAsync();

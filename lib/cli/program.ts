@@ -1,24 +1,29 @@
 import { readFileSync } from 'node:fs';
 import { Command } from 'commander';
-import { captureCommand } from './capture.ts';
-import { completionCommand } from './completion.ts';
-import { countersCommand } from './counters.ts';
-import { cpCommand } from './cp.ts';
-import { decodeCommand } from './decode.ts';
-import { devicesCommand } from './devices.ts';
-import { devinfoCommand } from './devinfo.ts';
-import { doctorCommand } from './doctor.ts';
-import { exportCommand } from './export.ts';
 import { Exit } from './frame.ts';
-import { gidsCommand } from './gids.ts';
-import { perfCommand } from './perf.ts';
-import { pingCommand } from './ping.ts';
-import { pingpongCommand } from './pingpong.ts';
-import { serveCommand } from './serve.ts';
-import { simCommand } from './sim.ts';
-import { softroceCommand } from './softroce.ts';
-import { topoCommand } from './topo.ts';
-import { vmCommand } from './vm.ts';
+
+/** The subcommands, in the order of the help text. Each is loaded when it is needed, which takes longer than to run most of them. */
+const commands: Record<string, (program: Command) => Promise<Command>> = {
+  devices: async () => (await import('./devices.ts')).devicesCommand(),
+  devinfo: async () => (await import('./devinfo.ts')).devinfoCommand(),
+  gids: async () => (await import('./gids.ts')).gidsCommand(),
+  decode: async () => (await import('./decode.ts')).decodeCommand(),
+  capture: async () => (await import('./capture.ts')).captureCommand(),
+  counters: async () => (await import('./counters.ts')).countersCommand(),
+  export: async () => (await import('./export.ts')).exportCommand(),
+  ping: async () => (await import('./ping.ts')).pingCommand(),
+  pingpong: async () => (await import('./pingpong.ts')).pingpongCommand(),
+  perf: async () => (await import('./perf.ts')).perfCommand(),
+  serve: async () => (await import('./serve.ts')).serveCommand(),
+  cp: async () => (await import('./cp.ts')).cpCommand(),
+  topo: async () => (await import('./topo.ts')).topoCommand(),
+  doctor: async () => (await import('./doctor.ts')).doctorCommand(),
+  softroce: async () => (await import('./softroce.ts')).softroceCommand(),
+  sim: async () => (await import('./sim.ts')).simCommand(),
+  vm: async () => (await import('./vm.ts')).vmCommand(),
+  // Of all the others.
+  completion: async (program) => (await import('./completion.ts')).completionCommand(program),
+};
 
 /** What the exit codes mean, for the help text and the manual page. */
 export const exitCodes: readonly (readonly [code: string, meaning: string])[] = [
@@ -36,8 +41,12 @@ export function packageVersion(): string {
   return JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8')).version;
 }
 
-/** The whole command `node-rdma`. */
-export function buildProgram(): Command {
+/**
+ * The command `node-rdma`.
+ *
+ * @param args - its arguments: where they begin with a subcommand that stands for itself, only that one is there
+ */
+export async function buildProgram(args: readonly string[] = []): Promise<Command> {
   const program = new Command('node-rdma')
     .description('RDMA for Node.js: tools')
     .version(packageVersion(), '-V, --version', 'print the version')
@@ -45,16 +54,8 @@ export function buildProgram(): Command {
     // What follows a subcommand's first argument belongs to that argument.
     .enablePositionalOptions()
     .exitOverride((error) => process.exit(error.exitCode === 0 ? 0 : Exit.USAGE));
-  const commands = [
-    ...[devicesCommand(), devinfoCommand(), gidsCommand()],
-    ...[decodeCommand(), captureCommand()],
-    ...[countersCommand(), exportCommand()],
-    ...[pingCommand(), pingpongCommand(), perfCommand()],
-    ...[serveCommand(), cpCommand()],
-    ...[topoCommand(), doctorCommand(), softroceCommand()],
-    simCommand(),
-    ...[vmCommand(), completionCommand(program)],
-  ];
-  for (const command of commands) program.addCommand(command);
+  const [first = ''] = args;
+  const isAlone = Object.hasOwn(commands, first) && first !== 'completion';
+  for (const name of isAlone ? [first] : Object.keys(commands)) program.addCommand(await commands[name]!(program));
   return program;
 }

@@ -30,7 +30,16 @@ export function qemuCommand(machine: Machine): string[] {
     // The kernel kills QEMU when the thread that started it dies, however that happens.
     ...['setpriv', '--pdeathsig', 'KILL', '--', qemuProgram ?? ''],
     ...['-nodefaults', '-no-user-config', '-no-reboot', '-display', 'none'],
-    ...['-M', arm ? 'virt' : 'q35', '-cpu', 'max', '-smp', String(machine.cpus), '-m', machine.memory],
+    ...[
+      '-M',
+      arm ? 'virt' : 'q35',
+      '-cpu',
+      cpu(machine.accel, arm),
+      '-smp',
+      String(machine.cpus),
+      '-m',
+      machine.memory,
+    ],
     ...['-accel', machine.accel === 'kvm' ? 'kvm' : 'tcg,thread=multi'],
     ...['-kernel', machine.image, '-initrd', machine.initrd, '-append', kernelParameters(machine.accel, console)],
     ...['-chardev', 'stdio,id=console,signal=off', '-serial', 'chardev:console'],
@@ -45,6 +54,11 @@ export function qemuCommand(machine: Machine): string[] {
   args.push(...share('hostroot', '/', true));
   if (machine.out !== undefined) args.push(...share('out', machine.out, false));
   return args;
+}
+
+/** Emulated, `rep movsb` moves byte by byte: without ERMS the guest and its programs copy by words, and are a tenth faster. */
+function cpu(accel: Accelerator, arm: boolean): string {
+  return accel === 'tcg' && !arm ? 'max,-erms' : 'max';
 }
 
 function kernelParameters(accel: Accelerator, console: string): string {

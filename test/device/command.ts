@@ -27,7 +27,7 @@ function runHere(args: readonly string[]): Running {
   process.exitCode = 0;
   const work = async (): Promise<Ended> => {
     try {
-      await buildProgram().parseAsync(args, { from: 'user' });
+      await (await buildProgram(args)).parseAsync(args, { from: 'user' });
       return { code: Number(process.exitCode), signal: null, stdout: running.stdout, stderr: running.stderr };
     } finally {
       for (const spy of spies) spy.mockRestore();

@@ -19,7 +19,6 @@ import {
   deviceA,
   deviceB,
   expectNoLeaks,
-  isRxe,
   openSide,
   Pair,
   type Side,
@@ -73,8 +72,7 @@ async function lanes(count: number): Promise<{ lanes: Lane[]; pd: ProtectionDoma
   return { lanes: made, pd, close };
 }
 
-// Emulated, the VM takes some milliseconds a burst.
-const TOTAL = isRxe ? 2_000 : 10_000;
+const TOTAL = 10_000;
 
 describe('one channel of many queues', () => {
   it(`tells of ${TOTAL} completions in random bursts, each exactly once`, { timeout: 240_000 }, async () => {

@@ -177,7 +177,7 @@ describe('node-rdma serve and cp', () => {
 
   it.runIf(isRxe)('go on after kill -9 of either side, and make no file of a part', slow, async () => {
     const [file, small] = [join(root, 'file'), join(root, 'small')];
-    const data = fill(Buffer.alloc(16 << 20), 5);
+    const data = fill(Buffer.alloc(8 << 20), 5);
     fs.writeFileSync(file, data);
     fs.writeFileSync(small, 'small', { mode: 0o640 });
     const port = String(newPort());

@@ -15,6 +15,7 @@ import {
   mlx5dv,
   QpType,
   RemoteRegion,
+  type RemoteRegionToken,
   WcStatus,
   WrOpcode,
 } from '../../lib/index.ts';
@@ -64,7 +65,7 @@ describe('a worker thread', () => {
   // A worker takes seconds to start in an emulated VM: there one is at all the stages that have what the others have, and at
   // those of the connection manager, which only that kernel has. The last are where something is under way.
   const stages = isRxe
-    ? ['in-flight,cm-connected,cm-connecting,cm-resolving,mr-pending']
+    ? ['in-flight,cm-connected,cm-connecting,cm-resolving,mr-pending,polling']
     : ['opened', 'waiting', 'mr-pending', 'in-flight', 'polling'];
   // librdmacm keeps the devices that it has opened: one descriptor each for commands and for events.
   const kept = isRxe ? 2 * 2 : 0;
@@ -119,6 +120,39 @@ describe('a worker thread', () => {
     await within(Promise.all(exits), 'the exits');
     pair[Symbol.dispose]();
     await until(() => descriptors() <= before, 'the descriptors go back');
+  });
+
+  it.skipIf(isRxe)('imports what another thread has made, by its numbers', async () => {
+    using pair = await Pair.connect();
+    const { a, b } = pair;
+    const { addr, access, nativeHandle: mrHandle } = b.mr;
+    const numbers = { cmdFd: b.context.cmdFd, pdHandle: b.pd.nativeHandle, mrHandle, addr, access };
+    const worker = start('importing', numbers);
+    const { found, made } = (await message(worker, 'the imports')) as {
+      found: RemoteRegionToken;
+      made: RemoteRegionToken;
+    };
+    expect(found).toEqual(b.mr.remote());
+    a.mr.buffer.write('to memory');
+    for (const token of [found, made]) {
+      const remote = new RemoteRegion(token).slice(0, 9);
+      a.qp.postSend({ opcode: WrOpcode.RDMA_WRITE, sgList: a.mr.slice(0, 9), remote });
+      expect((await completion(a.cq)).status).toBe(WcStatus.SUCCESS);
+    }
+    expect(b.mr.buffer.toString('latin1', 0, 9)).toBe('to memory');
+    const exit = new Promise((resolve) => worker.once('exit', resolve));
+    worker.postMessage('look');
+    expect(await message(worker, 'the look')).toEqual({ text: 'to memory', census: { open: 0, leaked: 0 } });
+    await within(exit, 'the exit');
+    // What was imported is let go of there, and goes on here.
+    expect([b.pd.closed, b.mr.closed]).toEqual([false, false]);
+    a.qp.postSend({
+      opcode: WrOpcode.RDMA_WRITE,
+      sgList: a.mr.slice(0, 9),
+      remote: new RemoteRegion(found).slice(64, 9),
+    });
+    expect((await completion(a.cq)).status).toBe(WcStatus.SUCCESS);
+    expect(b.mr.buffer.toString('latin1', 64, 73)).toBe('to memory');
   });
 });
 

@@ -28,6 +28,7 @@ import {
   expectNoLeaks,
   fill,
   initAttr,
+  isRxe,
   openSide,
   Pair,
   postings,
@@ -178,7 +179,8 @@ describe('a raw packet queue pair', () => {
       const refused = thrown(() => pd.createQp({ sendCq: cq, qpType: QpType.RAW_PACKET, cap: { [name]: limit + 1 } }));
       expect(refused).toMatchObject({
         name: 'RdmaError',
-        code: expect.stringMatching(/^(EINVAL|EOPNOTSUPP|ENOMEM|EPERM)$/),
+        // libmlx5 compares the lengths of queues before it asks the kernel, which here has no raw packets.
+        code: isRxe || name.endsWith('Sge') ? 'EOPNOTSUPP' : 'EINVAL',
       });
       context.close({ cascade: true });
     },

@@ -194,6 +194,7 @@ static int create_cq(struct command* cmd, const struct ib_uverbs_ex_create_cq* r
   cq->channel = channel;
   if (channel) file_hold(channel);
   hook_cq(cq);
+  MODEL_LOG("  CQ 0x%x: %u entries, vector %u\n", cq->o.id, entries, req->comp_vector);
   *created = cq;
   return 0;
 }

@@ -63,7 +63,10 @@ int method_qp_create(struct call* call) {
       .comp_mask = has_table ? IB_UVERBS_CREATE_QP_MASK_IND_TABLE : 0,
       .create_flags = flags & ~(uint32_t)IB_UVERBS_QP_CREATE_SQ_SIG_ALL,
       .rwq_ind_tbl_handle = call_handle(call, UVERBS_ATTR_CREATE_QP_IND_TABLE_HANDLE)};
-  if (call_has(call, UVERBS_ATTR_CREATE_QP_SOURCE_QPN)) req.create_flags |= IBV_QP_CREATE_SOURCE_QPN;
+  if (call_has(call, UVERBS_ATTR_CREATE_QP_SOURCE_QPN)) {
+    req.create_flags |= IBV_QP_CREATE_SOURCE_QPN;
+    req.source_qpn = (uint32_t)call_u64(call, UVERBS_ATTR_CREATE_QP_SOURCE_QPN);
+  }
   struct {
     struct ib_uverbs_ex_create_qp_resp core;
     uint8_t driver[DRIVER];

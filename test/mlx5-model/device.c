@@ -277,6 +277,10 @@ int cmd_ex_query_device(struct command* cmd) {
       .cqe_comp_caps = {.max_num = 64,
                         .supported_format = MLX5DV_CQE_RES_FORMAT_HASH | MLX5DV_CQE_RES_FORMAT_CSUM |
                                             MLX5DV_CQE_RES_FORMAT_CSUM_STRIDX},
+      .packet_pacing_caps = {.qp_rate_limit_min = 1,
+                             .qp_rate_limit_max = 100000000,
+                             .supported_qpts = 1 << IBV_QPT_RAW_PACKET,
+                             .cap_flags = MLX5_IB_PP_SUPPORT_BURST},
       .flags = MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_COMP | MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD,
       .dci_streams_caps = {.max_log_num_concurent = DC_LOG_CONCURRENT, .max_log_num_errored = DC_LOG_ERRORED},
   };

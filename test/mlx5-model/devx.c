@@ -76,6 +76,7 @@ static uint8_t modify_qp(struct qp* qp, const uint8_t* in) {
     qp->lag_port = (uint8_t)port;
   }
   if (mask_95_32 & 1 << 2) qp->udp_sport = (uint16_t)bits_at(in, QPC_UDP_SPORT, 16);
+  MODEL_LOG("  QP 0x%x: UDP source port %u, port %u of the bond\n", qp->o.id, qp->udp_sport, qp->lag_port);
   if ((mask_95_32 & 1 << 0) && !dc_stream_reset(qp, (uint16_t)bits_at(in, QPC_EXT_STREAM, 16))) return BAD_PARAMETER;
   return STATUS_OK;
 }

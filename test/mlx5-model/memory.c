@@ -174,6 +174,7 @@ int cmd_reg_mr(struct command* cmd) {
   struct ib_uverbs_reg_mr req;
   command_request(cmd, &req, sizeof req);
   struct pd* pd = object_find(cmd->ctx, KIND_PD, req.pd_handle);
+  MODEL_LOG("  a region of %llu bytes, access 0x%x\n", (unsigned long long)req.length, req.access_flags);
   int err = pd ? check_access(req.access_flags) : EINVAL;
   if (err) return err;
   struct mkey* m = mkey_new(pd, req.access_flags);

@@ -169,6 +169,7 @@ int cmd_ex_create_qp(struct command* cmd) {
   command_request(cmd, &req, sizeof req);
   if (req.comp_mask & IB_UVERBS_CREATE_QP_MASK_IND_TABLE) return create_rss_qp(cmd, &req);
   command_driver_request(cmd, sizeof req, &buf, sizeof buf);
+  MODEL_LOG("  a QP of type %u, create_flags 0x%x, source_qpn 0x%x\n", req.qp_type, req.create_flags, req.source_qpn);
   if (req.create_flags & ~(uint32_t)IBV_QP_CREATE_BLOCK_SELF_MCAST_LB) return EOPNOTSUPP; /* for raw packets, IPoIB */
   /* The extended request starts with the fields of the plain one behind its `response`, in the same order. */
   memcpy(&core.user_handle, &req, offsetof(struct ib_uverbs_ex_create_qp, comp_mask));
@@ -259,7 +260,12 @@ static void take_values(struct qp* qp, const struct ib_uverbs_modify_qp* m) {
   if (mask & IBV_QP_PORT) a->port_num = m->port_num;
   if (mask & IBV_QP_QKEY) a->qkey = m->qkey;
   if (mask & IBV_QP_AV) a->dest = m->dest;
-  if (mask & IBV_QP_ALT_PATH) a->alt_dest = m->alt_dest;
+  if (mask & IBV_QP_ALT_PATH) {
+    a->alt_dest = m->alt_dest;
+    a->alt_pkey_index = m->alt_pkey_index;
+    a->alt_port_num = m->alt_port_num;
+    a->alt_timeout = m->alt_timeout;
+  }
   if (mask & IBV_QP_PATH_MTU) a->path_mtu = m->path_mtu;
   if (mask & IBV_QP_TIMEOUT) a->timeout = m->timeout & 0x1f;    /* the QP context has 5 bits for it, */
   if (mask & IBV_QP_RETRY_CNT) a->retry_cnt = m->retry_cnt & 7; /* and 3 bits for these two */
@@ -315,12 +321,15 @@ int cmd_modify_qp(struct command* cmd) {
 int cmd_ex_modify_qp(struct command* cmd) {
   struct ib_uverbs_ex_modify_qp req;
   command_request(cmd, &req, sizeof req);
+  struct mlx5_ib_modify_qp more;
+  command_driver_request(cmd, sizeof req, &more, sizeof more);
+  if (req.base.attr_mask & IBV_QP_RATE_LIMIT)
+    MODEL_LOG("  rate limit %u kbps, bursts of %u, packets of %u\n", req.rate_limit, more.burst_info.max_burst_sz,
+              more.burst_info.typical_pkt_sz);
   int err = modify_and_log(cmd, &req.base);
   if (err) return err;
   struct ib_uverbs_ex_modify_qp_resp resp = {.response_length = sizeof resp};
   struct mlx5_ib_modify_qp_resp driver = {.response_length = sizeof driver};
-  struct mlx5_ib_modify_qp more;
-  command_driver_request(cmd, sizeof req, &more, sizeof more);
   const struct qp* qp = object_find(cmd->ctx, KIND_QP, req.base.qp_handle);
   if (qp->dc == DC_TARGET && qp->state == IBV_QPS_RTR) driver.dctn = qp->o.id;
   if (more.ece_options) driver.ece_options = more.ece_options & ECE_OPTIONS; /* what both ends can */

@@ -15,6 +15,7 @@
 #define INLINE_LENGTH_MASK 0x3ff
 #define CE_MASK 0x0c               /* fm_ce_se: when a CQE is wanted */
 #define CQE_GRH_PRESENT (1u << 28) /* flags_rqpn: a GRH precedes the data */
+#define CQE_SL_SHIFT 24            /* and the service level */
 
 /* Outcomes of a step: 0 is success, a positive number the CQE syndrome. */
 enum { MUST_WAIT = -1 };
@@ -199,6 +200,12 @@ static uint8_t responder_opcode(uint8_t opcode) {
   }
 }
 
+/* Of a datagram on InfiniBand. On Ethernet the priority of the VLAN stands for it, and there is none. */
+static uint32_t service_level(const struct wqe* w) {
+  const struct mlx5_wqe_av* av = unit(w, 1);
+  return cfg.ib && w->qp->type == IBV_QPT_UD ? av->stat_rate_sl & 0xf : 0;
+}
+
 /* Gives the message to the receive request and completes that. */
 static int deliver(struct wqe* w, struct qp* peer, struct receive* r, uint32_t grh) {
   const struct gather* g = &w->data;
@@ -221,7 +228,7 @@ static int deliver(struct wqe* w, struct qp* peer, struct receive* r, uint32_t g
   if (!cqe) return 0;
   if (!in_cqe) memset(cqe, 0, 32);
   memset((uint8_t*)cqe + 32, 0, offsetof(struct mlx5_cqe64, op_own) - 32);
-  if (!in_cqe) cqe->flags_rqpn = htobe32(w->qp->o.id | (grh ? CQE_GRH_PRESENT : 0));
+  if (!in_cqe) cqe->flags_rqpn = htobe32(w->qp->o.id | (grh ? CQE_GRH_PRESENT : 0) | service_level(w) << CQE_SL_SHIFT);
   cqe->srqn_uidx = htobe32(peer->uidx);
   cqe->imm_inval_pkey = w->ctrl->imm;
   cqe->byte_cnt = htobe32((uint32_t)g->total + grh);

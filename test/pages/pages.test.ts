@@ -28,7 +28,7 @@ async function command(...args: string[]): Promise<string> {
   const { isTTY } = process.stderr;
   process.stderr.isTTY = true;
   try {
-    await buildProgram().parseAsync(args, { from: 'user' });
+    await (await buildProgram(args)).parseAsync(args, { from: 'user' });
     expect(process.exitCode).toBe(undefined);
     return silent[1]!.mock.calls.map(([text]) => text).join('');
   } finally {

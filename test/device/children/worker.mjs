@@ -1,9 +1,11 @@
 // A worker thread: opens its own context, and goes to stages at which it is terminated, or does its work and ends.
+import { once } from 'node:events';
 import { parentPort, workerData } from 'node:worker_threads';
 import {
   AccessFlags,
   connectionInfo,
   connectQueuePair,
+  importDevice,
   openDevice,
   QpState,
   QpType,
@@ -159,6 +161,19 @@ const stages = {
       for (const flow of flows) flow.close();
     }
   },
+  // Finds what the main thread has made, by its numbers, and makes memory in its domain, which that thread then writes to.
+  importing: async () => {
+    const { cmdFd, pdHandle, mrHandle, addr, access } = workerData;
+    const context = importDevice(cmdFd);
+    const pd = context.importPd(pdHandle);
+    const found = pd.importMr(mrHandle, { addr, access });
+    const made = pd.allocSync(4096, { access });
+    parentPort.postMessage({ found: found.remote(), made: made.remote() });
+    await once(parentPort, 'message');
+    const text = made.buffer.toString('latin1', 0, 9);
+    context.close({ cascade: true });
+    return { text, census: binding().census() };
+  },
   work: async () => {
     const [a, b] = await connected();
     const remote = new RemoteRegion(b.mr.remote());
@@ -179,13 +194,15 @@ const stages = {
 
 // These go on without end.
 const endless = ['polling', 'events', 'registering', 'creating', 'kinds'];
+// These end, with a result.
+const ending = ['work', 'importing'];
 
 globalThis.kept = [];
 for (const name of names) {
   const result = stages[name]();
   globalThis.kept.push(endless.includes(name) ? result : await result);
-  if (name === 'work') parentPort.postMessage(await result);
+  if (ending.includes(name)) parentPort.postMessage(await result);
   else if (!endless.includes(name)) reached();
 }
 // It would end by itself otherwise, where nothing waits.
-if (stage !== 'work') setInterval(() => {}, 1000);
+if (!ending.includes(stage)) setInterval(() => {}, 1000);
