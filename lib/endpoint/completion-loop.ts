@@ -101,7 +101,10 @@ export class CompletionLoop {
         // Poll, arm, poll again, wait: what arrives between the first two makes no event.
         cq.reqNotify();
         this.drain();
-        if (this.isPending) await cq.nextEvent(undefined);
+        if (!this.isPending) break;
+        await cq.nextEvent(undefined);
+        // Who waited for these goes first: to arm is a system call, and often nothing more is to come.
+        if (this.drain()) await settled;
       }
     } catch (error) {
       // The queue was closed meanwhile (RdmaClosedError), or cannot be polled any more.

@@ -31,19 +31,26 @@ class ChannelEvents final : public Owner {
   FdPoller* poller() const { return poller_; }
 
  private:
-  // Takes every event there is; a queue counts each of its own. The callback may close this object, so nothing of it
-  // is touched after the call.
+  // Takes the events there are; a queue counts each of its own. An armed queue has one event, so when each has had its own no
+  // more are looked for: if there is one yet, the descriptor is still readable. The callback may close this object, so nothing
+  // of it is touched after the call.
   void OnReadable() {
     std::vector<uint32_t> ids;
     ibv_cq* cq = nullptr;
     void* owner = nullptr;
-    while ((errno = 0, ibv_get_cq_event(channel_->get(), &cq, &owner)) == 0) {
+    const auto queues = static_cast<size_t>(channel_->get()->refcnt);
+    bool is_gone = false;
+    do {
+      errno = 0;
+      if (ibv_get_cq_event(channel_->get(), &cq, &owner) != 0) {
+        // No queue is named when the device is gone: the descriptor cannot be read any more, and stays readable.
+        is_gone = !IsTryAgain(errno);
+        break;
+      }
       auto* handle = static_cast<CqHandle*>(owner);
       handle->CountEvent();
       if (std::find(ids.begin(), ids.end(), handle->id()) == ids.end()) ids.push_back(handle->id());
-    }
-    // No queue is named when the device is gone: the descriptor cannot be read any more, and stays readable.
-    const bool is_gone = !IsTryAgain(errno);
+    } while (ids.size() < queues);
     if (is_gone) {
       poller_->GiveUp();
       ids.clear();
