@@ -31,9 +31,9 @@ class ChannelEvents final : public Owner {
   FdPoller* poller() const { return poller_; }
 
  private:
-  // Takes the events there are; a queue counts each of its own. An armed queue has one event, so when each has had its own no
-  // more are looked for: if there is one yet, the descriptor is still readable. The callback may close this object, so nothing
-  // of it is touched after the call.
+  // Takes the events there are; a queue counts each of its own. An armed queue has one event, so when each has had its
+  // own no more are looked for: if there is one yet, the descriptor is still readable. The callback may close this
+  // object, so nothing of it is touched after the call.
   void OnReadable() {
     std::vector<uint32_t> ids;
     ibv_cq* cq = nullptr;
