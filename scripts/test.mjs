@@ -7,8 +7,8 @@
 // Each suite names the backend it needs with RDMA_TEST_REQUIRED=1, so that a missing one fails and does not skip.
 
 import { spawn } from 'node:child_process';
-import { existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
-import { availableParallelism } from 'node:os';
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { availableParallelism, setPriority } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { setup } from './setup.mjs';
 import { filesBelow, root, run } from './shell.mjs';
@@ -120,8 +120,24 @@ const DEADLINE_MS = 900_000;
 
 const children = new Set();
 
+/**
+ * The suites in a VM follow each other, and nothing is over before them: all else takes the processors that they leave. Under
+ * the scheduler's autogroups a session has a nice value of its own, and only that counts.
+ */
+function givesWay(pid) {
+  const nice = 10;
+  try {
+    setPriority(pid, nice);
+    writeFileSync(`/proc/${pid}/autogroup`, String(nice));
+  } catch {
+    // It has ended, or this kernel has no autogroups.
+  }
+}
+
+const isUrgent = (name) => steps[name].vm === true || steps.rxe.needs.includes(name);
+
 /** Runs one command to its end. Its output is kept, or shown at once when `live`. */
-function execute(command, env, live) {
+function execute(command, env, { live, urgent }) {
   return new Promise((resolve) => {
     const child = spawn(command[0], command.slice(1), {
       cwd: root,
@@ -134,6 +150,7 @@ function execute(command, env, live) {
     for (const stream of [child.stdout, child.stderr])
       stream?.setEncoding('utf8').on('data', (text) => (output += text));
     children.add(child);
+    if (!live && !urgent && child.pid !== undefined) givesWay(child.pid);
     const timer = setTimeout(() => {
       output += `\nended after ${DEADLINE_MS / 1000} s`;
       end(child);
@@ -205,11 +222,10 @@ async function runStep(name, extra, live) {
     mkdirSync(results(name), { recursive: true });
   }
   const begin = performance.now();
-  const { ok, output } = await execute(
-    step.results === undefined ? command : [...command, ...extra],
-    step.env?.(),
+  const { ok, output } = await execute(step.results === undefined ? command : [...command, ...extra], step.env?.(), {
     live,
-  );
+    urgent: isUrgent(name),
+  });
   const ms = performance.now() - begin;
 
   const whole = step.builds ? { failed: ok ? 0 : 1 } : { passed: ok ? 1 : 0, failed: ok ? 0 : 1 };

@@ -85,7 +85,7 @@ describe('a worker thread', () => {
     async (stage) => {
       const before = descriptors();
       // Where it is when the termination comes is another place each time.
-      const rounds = Array.from({ length: isRxe ? 1 : 15 }, (_, i) => 5 + i);
+      const rounds = Array.from({ length: isRxe ? 1 : 8 }, (_, i) => 5 + i);
       for (const round of rounds) {
         const worker = start(stage, { rounds: round });
         expect(await message(worker, stage)).toBe(stage);
