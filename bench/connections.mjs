@@ -1,14 +1,15 @@
 #!/usr/bin/env node
-// What connections cost beyond their traffic: how long the event loop is held up while many are made and closed, and what
-// those take that do nothing.
+// What connections cost beyond their traffic: how long the event loop is held up while many are made and closed and memory is
+// registered, what those take that do nothing, and what is left of those that came and went.
 //   LD_PRELOAD=build/model/libmlx5model.so node --expose-gc bench/connections.mjs
 //   npm run vm -- node --expose-gc bench/connections.mjs --devices rxe0,rxe1 --idle 100
+//   npm run vm -- node --expose-gc bench/connections.mjs --devices rxe0,rxe1 --cm --connects 20 --idle 50
 
 import { readdirSync, readFileSync } from 'node:fs';
 import { performance } from 'node:perf_hooks';
 import { setTimeout, setImmediate as turn } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
-import { connectTcp, getDeviceList, listenTcp, openDevice } from 'node-rdma';
+import { connect, connectTcp, getDeviceList, listen, listenTcp, openDevice } from 'node-rdma';
 
 const { values } = parseArgs({
   options: {
@@ -16,19 +17,32 @@ const { values } = parseArgs({
     connects: { type: 'string', default: '100' },
     idle: { type: 'string', default: '1000' },
     rounds: { type: 'string', default: '5' },
+    cycles: { type: 'string', default: '200' },
+    // By the connection manager.
+    cm: { type: 'boolean', default: false },
   },
 });
 const names = values.devices ? values.devices.split(',') : getDeviceList().map(({ name }) => name);
 const [nameA, nameB = nameA] = names;
 const pdA = openDevice(nameA).allocPd();
 const pdB = openDevice(nameB).allocPd();
-const listener = await listenTcp({ pd: pdB, port: 0, host: '127.0.0.1', backlog: 4096 });
-const to = { pd: pdA, host: '127.0.0.1', port: listener.port, timeoutMs: 60_000 };
+const addressOf = ({ context }) => context.selectGid().gid.replace('::ffff:', '');
+const host = values.cm ? addressOf(pdB) : '127.0.0.1';
+const listener = values.cm
+  ? await listen({ port: 0, host, backlog: 4096 })
+  : await listenTcp({ pd: pdB, port: 0, host, backlog: 4096 });
+const to = { pd: pdA, host, port: listener.port, timeoutMs: 60_000 };
+
+/** Both ends of a connection. */
+function pair() {
+  if (!values.cm) return Promise.all([connectTcp(to), listener.accept()]);
+  const accepted = listener.getRequest().then((request) => request.accept({ pd: pdB, timeoutMs: 60_000 }));
+  return Promise.all([connect({ ...to, localAddress: addressOf(pdA) }), accepted]);
+}
 
 /** So many connections, both ends of each, all begun at once. */
 async function connections(count) {
-  const pairs = Array.from({ length: count }, () => Promise.all([connectTcp(to), listener.accept()]));
-  return (await Promise.all(pairs)).flat();
+  return (await Promise.all(Array.from({ length: count }, pair))).flat();
 }
 
 const closed = (endpoints) => Promise.all(endpoints.map((endpoint) => endpoint.close()));
@@ -96,6 +110,29 @@ console.log(`${connects} connections, both ends in this process, of ${nameA} and
 console.log(`  made in ${took(0)} ms, the longest turn of the event loop ${least(0)}`);
 console.log(`  closed in ${took(1)} ms, the longest turn ${least(1)}`);
 
+const REGIONS = 8;
+const REGION_BYTES = 64 << 20;
+const together = [];
+for (let round = 0; round < Number(values.rounds); round++) {
+  const draining = await connections(connects);
+  const mr = await pdA.alloc(65_536);
+  const all = await heldUp(async () => {
+    const sends = draining.filter((_, i) => i % 2 === 0).map((endpoint) => endpoint.send(mr.slice()).catch(() => {}));
+    const regions = Array.from({ length: REGIONS }, () => pdA.alloc(REGION_BYTES));
+    const [made] = await Promise.all([connections(connects), closed(draining), ...sends]);
+    return { made, regions: await Promise.all(regions) };
+  });
+  for (const region of all.result.regions) region.close();
+  await closed(all.result.made);
+  mr.close();
+  together.push(all);
+}
+const shortest = (name) => Math.min(...together.map(({ longest }) => longest[name])).toFixed(1);
+console.log(
+  `${connects} connects, as many closes with a message under way, ${REGIONS} registrations of 64 MiB, at once:`,
+);
+console.log(`  the longest turn of the event loop ${shortest('ms')} ms, ${shortest('cpuMs')} ms of them at work`);
+
 const idle = Number(values.idle);
 const before = await settledMemory();
 const endpoints = await connections(idle);
@@ -112,4 +149,20 @@ console.log(
   `  memory of each: ${kilobytes('rss')} kB resident, of which ${kilobytes('heapUsed')} kB JavaScript's heap`,
 );
 await closed(endpoints);
+
+const descriptors = () => readdirSync('/proc/self/fd').length;
+const cycles = Number(values.cycles);
+let start;
+// The first half is until the allocators have what they keep.
+for (let i = 0; i < 2 * cycles; i++) {
+  if (i === cycles) start = { descriptors: descriptors(), ...(await settledMemory()) };
+  await closed(await pair());
+}
+const left = { descriptors: descriptors(), ...(await settledMemory()) };
+const more = (name) => left[name] - start[name];
+console.log(`${cycles} connections that came and went, one after another, after as many others:`);
+console.log(
+  `  descriptors ${more('descriptors')} more, resident memory ${(more('rss') / 1e6).toFixed(1)} MB more, JavaScript's heap ` +
+    `${(more('heapUsed') / 1e6).toFixed(1)} MB more`,
+);
 await listener.close();

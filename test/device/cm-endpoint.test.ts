@@ -1,22 +1,29 @@
+import { execFile, execFileSync } from 'node:child_process';
 import { readFileSync, writeFileSync } from 'node:fs';
-import { inspect } from 'node:util';
+import { inspect, promisify } from 'node:util';
 import { expect, it, vi } from 'vitest';
 import {
   CmError,
+  CmEventType,
   CmId,
   type CmListener,
   connect,
+  connectTcp,
   createEventChannel,
   type Endpoint,
   listen,
+  listenTcp,
   type MemoryRegion,
   openDevice,
   type ProtectionDomain,
   RdmaClosedError,
   RemoteRegion,
 } from '../../lib/index.ts';
+import { runChild } from './children.ts';
 import { addressA, addressB, describeCm, deviceA, deviceB, linkLocal, newPort, rejection } from './cm.ts';
+import { outcomes } from './endpoints.ts';
 import { ALL_ACCESS, DEADLINE_MS, descriptors, expectNoLeaks, fill, thrown, within } from './fixture.ts';
+import { lose, lost } from './lossy-wire.ts';
 
 const timeoutMs = DEADLINE_MS;
 
@@ -258,6 +265,66 @@ describeCm('listen() and connect()', () => {
     }
     expect(descriptors()).toBeLessThanOrEqual(before);
     await listener.close();
+  });
+
+  it('are closed in time when the wire is down, by the connection manager and over TCP', async () => {
+    using memory = new Memory();
+    const listener = await listen({ port: 0, host: addressB });
+    const byCm = await pair(memory, listener);
+    const tcp = await listenTcp({ pd: memory.pdB, port: 0, host: '127.0.0.1' });
+    // The device would ask for eight seconds and more before it gave up.
+    const to = { pd: memory.pdA, port: tcp.port, host: '127.0.0.1', timeout: 18, retryCnt: 7 };
+    const byTcp = await Promise.all([connectTcp(to), tcp.accept()]);
+    lose(100);
+    try {
+      for (const [endpoint] of [byCm, byTcp]) {
+        const ends = outcomes(
+          Array.from({ length: 10 }, () => endpoint.send(memory.a.slice(0, 64))),
+          'what was sent',
+        );
+        const begin = performance.now();
+        await within(endpoint.close({ drainMs: 300 }), 'the close');
+        const ms = performance.now() - begin;
+        // What was sent has its time, then a farewell has a second; the rest is the machine.
+        expect(ms).toBeGreaterThan(299);
+        expect(ms).toBeLessThan(4000);
+        expect(await ends).toEqual(Array(10).fill('WR_FLUSH_ERR'));
+        expect(await endpoint.closed).toBeUndefined();
+      }
+      expect(lost()).toBeGreaterThan(0);
+    } finally {
+      lose(0);
+    }
+    for (const [, peer] of [byCm, byTcp]) await within(peer.close({ drainMs: 0 }), 'the close of the peer');
+    await listener.close();
+    await tcp.close();
+  });
+
+  it('are told that the device was removed, and can be closed', { timeout: 3 * DEADLINE_MS }, async () => {
+    const run = (program: string, ...args: string[]) => execFileSync(program, args, { encoding: 'utf8' });
+    run('ip', 'link', 'add', 'soft1', 'type', 'dummy');
+    try {
+      run('ip', 'address', 'add', '10.79.1.1/24', 'dev', 'soft1');
+      run('ip', 'link', 'set', 'soft1', 'up');
+      run('rdma', 'link', 'add', 'rxe3', 'type', 'rxe', 'netdev', 'soft1');
+      let removal: Promise<unknown> | undefined;
+      const { code, stdout, stderr } = await runChild('removed', ['rxe3', '10.79.1.1'], {
+        onOutput: (text) => {
+          if (text.includes('ready')) removal ??= promisify(execFile)('rdma', ['link', 'delete', 'rxe3']);
+        },
+      });
+      expect(code, stderr).toBe(0);
+      const { reasons, ...told } = JSON.parse(stdout.slice('ready\n'.length));
+      expect(told).toEqual({ received: 'WorkCompletionError', event: CmEventType.DEVICE_REMOVAL });
+      // The kernel takes one end away after the other, and the other may hear of that first.
+      expect(reasons).toContain('ERR_RDMA_DEVICE_LOST');
+      for (const reason of reasons) expect(['ERR_RDMA_DEVICE_LOST', 'ERR_RDMA_PEER_LEFT']).toContain(reason);
+      // The kernel waits until the process has let go of it.
+      await within(removal!, 'the removal');
+      expect(run('rdma', 'link')).not.toContain('rxe3');
+    } finally {
+      run('ip', 'link', 'del', 'soft1');
+    }
   });
 
   it('refuse wrong options, naming them', async () => {
