@@ -8,8 +8,18 @@ import type { QpInitAttr } from '../verbs/qp-init-attr.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 import type { Endpoint } from './endpoint.ts';
 
-// Making one is some system calls: one in a turn of the event loop, so that many at once do not hold it up.
 let lastTurn: Promise<void> = Promise.resolve();
+
+/**
+ * A turn of the event loop of its own. To make a queue pair, and to destroy one, is some system calls: many at once would hold
+ * the loop up.
+ *
+ * @internal
+ */
+export function ownTurn(): Promise<void> {
+  lastTurn = lastTurn.then(() => setImmediate());
+  return lastTurn;
+}
 
 /** What gives an endpoint its first receives. @internal */
 export type FirstRecvs = ((endpoint: Endpoint) => readonly MemorySlice[]) | undefined;
@@ -56,8 +66,7 @@ export async function createEndpointQp(
   create: (attr: QpInitAttr) => QueuePair | Promise<QueuePair> = (attr) => pd.createQp(attr),
 ): Promise<QueuePair> {
   const { maxSendWr = 128, maxRecvWr = 128, maxInlineData = 64 } = cap;
-  lastTurn = lastTurn.then(() => setImmediate());
-  await lastTurn;
+  await ownTurn();
   const cq = pd.context.createCq(Math.max(maxSendWr + maxRecvWr, 1));
   try {
     // Inline data saves a fetch over the bus, but what a device can carry inline differs; some take none at all.

@@ -19,7 +19,7 @@ import type { WorkCompletion } from '../verbs/work-completion.ts';
 import { batchOf, inlineFlag } from './batch.ts';
 import { failureOf } from './causes.ts';
 import { CompletionLoop } from './completion-loop.ts';
-import { type Connection, endpointOptions, type FirstRecvs } from './endpoint-qp.ts';
+import { type Connection, endpointOptions, type FirstRecvs, ownTurn } from './endpoint-qp.ts';
 import { type OperationOptions, Operations, type Received } from './operations.ts';
 import { abortable, outcomeOf } from './outcomes.ts';
 import { NOTHING, RECV, type Request, RequestQueue, told } from './request-queue.ts';
@@ -209,6 +209,9 @@ export class Endpoint extends Operations {
         if (this.#loop.isPending && !qp.closed && !qp.lost) await qp.modify({ qpState: QpState.ERR });
         // A device that does not flush must not hold the caller.
         await this.#until(() => !this.#loop.isPending, FLUSH_MS);
+        await ownTurn();
+      }
+      if (!qp.closed) {
         // Soft-RoCE waits for the windows of a queue pair that it destroys. One in flight can only go behind it.
         const windows = [...this.#windows.keys()];
         for (const window of windows) if (qp.pd.inFlight(window) === 0) window.close();
