@@ -81,7 +81,7 @@ async function showFigures(device, peerDevice) {
     return `${options.iterations} times each, in this run`;
   });
   const row = (/** @type {string[]} */ [first = '', ...rest]) =>
-    print(`    ${first.padEnd(21)}${rest.map((cell) => cell.padStart(12)).join('')}`);
+    print(`    ${first.padEnd(24)}${rest.map((cell) => cell.padStart(14)).join('')}`);
   if (measurements.length === 0) return;
   row(['', 'bytes', 'node-rdma', 'in C', 'ratio', 'median: ours', 'in C']);
   for (const { test, bytes, unit, best, ...medians } of measurements) {

@@ -525,6 +525,34 @@ export const PortCapFlags = constants('PortCapFlags', {
 /** A set of {@link PortCapFlags}, joined with |. */
 export type PortCapFlags = number;
 
+/** What else a port can do. (`ibv_port_cap_flags2`) */
+export const PortCapFlags2 = constants('PortCapFlags2', {
+  /** `IBV_PORT_SET_NODE_DESC_SUP`: Setting of the node's description. */
+  SET_NODE_DESC_SUP: 1,
+  /** `IBV_PORT_INFO_EXT_SUP`: Extended information on the port. */
+  INFO_EXT_SUP: 2,
+  /** `IBV_PORT_VIRT_SUP`: Virtualisation. */
+  VIRT_SUP: 4,
+  /** `IBV_PORT_SWITCH_PORT_STATE_TABLE_SUP`: Table of the states of switch ports. */
+  SWITCH_PORT_STATE_TABLE_SUP: 8,
+  /** `IBV_PORT_LINK_WIDTH_2X_SUP`: Links of two lanes. */
+  LINK_WIDTH_2X_SUP: 16,
+  /** `IBV_PORT_LINK_SPEED_HDR_SUP`: HDR speed. */
+  LINK_SPEED_HDR_SUP: 32,
+  /** `IBV_PORT_LINK_SPEED_NDR_SUP`: NDR speed. */
+  LINK_SPEED_NDR_SUP: 1024,
+} as const);
+/** A set of {@link PortCapFlags2}, joined with |. */
+export type PortCapFlags2 = number;
+
+/** What a port asks of who uses it. (`ibv_port_attr.flags`) */
+export const PortFlags = constants('PortFlags', {
+  /** `IBV_QPF_GRH_REQUIRED`: Every address needs a GRH. */
+  GRH_REQUIRED: 1,
+} as const);
+/** A set of {@link PortFlags}, joined with |. */
+export type PortFlags = number;
+
 /** Link layer of a port. (`ibv_port_attr.link_layer`) */
 export const LinkLayer = constants('LinkLayer', {
   /** `IBV_LINK_LAYER_UNSPECIFIED`: Not reported by an old driver; to be read as InfiniBand. */

@@ -9,6 +9,8 @@ import {
   OdpTransportCapBits,
   PciAtomicOpSize,
   PortCapFlags,
+  PortCapFlags2,
+  PortFlags,
   PortState,
   QpType,
   RawPacketCaps,
@@ -144,9 +146,9 @@ export interface PortAttr {
   physState: number;
   /** One of `LinkLayer`. */
   linkLayer: number;
-  /** `enum ibv_port_flags`: 1 says that a GRH is required. */
+  /** `PortFlags` joined with `|`. */
   flags: number;
-  /** Further capabilities. */
+  /** `PortCapFlags2` joined with `|`. */
   portCapFlags2: number;
 }
 
@@ -162,13 +164,22 @@ export const printedDeviceAttr = printed<DeviceAttr>('DeviceAttr', {
   atomicCap: named(AtomicCap),
 });
 
+// Of the InfiniBand specification (PortInfo, PortPhysicalState); the header has no names for them.
+const PhysicalState = {
+  ...{ SLEEP: 1, POLLING: 2, DISABLED: 3, PORT_CONFIGURATION_TRAINING: 4 },
+  ...{ LINK_UP: 5, LINK_ERROR_RECOVERY: 6, PHY_TEST: 7 },
+};
+
 /** @internal */
 export const printedPortAttr = printed<PortAttr>('PortAttr', {
   state: named(PortState, portStateStr),
   maxMtu: named(Mtu),
   activeMtu: named(Mtu),
   portCapFlags: flagged(PortCapFlags),
+  portCapFlags2: flagged(PortCapFlags2),
+  physState: named(PhysicalState),
   linkLayer: named(LinkLayer),
+  flags: flagged(PortFlags),
 });
 /** Attributes of a device that came later: `struct ibv_device_attr_ex`. 0 where it does not tell. */
 export interface DeviceAttrEx {

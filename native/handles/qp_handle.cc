@@ -2,6 +2,9 @@
 
 #include <infiniband/mlx5dv.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "rdma_core/library.h"
 
 namespace rdma {
@@ -79,6 +82,30 @@ void QpHandle::Stop() {
   attr.qp_state = IBV_QPS_ERR;
   // Of a device that is gone it fails.
   ibv_modify_qp(qp_, &attr, IBV_QP_STATE);
+}
+
+VerbError QpHandle::AttachMcast(const ibv_gid& gid, uint16_t lid) {
+  errno = 0;
+  VerbError error = FromRet("ibv_attach_mcast", ibv_attach_mcast(qp_, &gid, lid));
+  if (!error) groups_.push_back({gid, lid});
+  return error;
+}
+
+VerbError QpHandle::DetachMcast(const ibv_gid& gid, uint16_t lid) {
+  errno = 0;
+  VerbError error = FromRet("ibv_detach_mcast", ibv_detach_mcast(qp_, &gid, lid));
+  if (error) return error;
+  auto left = std::find_if(groups_.begin(), groups_.end(), [&](const Group& group) {
+    return group.lid == lid && memcmp(group.gid.raw, gid.raw, sizeof gid.raw) == 0;
+  });
+  if (left != groups_.end()) groups_.erase(left);
+  return error;
+}
+
+QpHandle::~QpHandle() {
+  if (qp_ == nullptr) return;
+  for (const Group& group : groups_) ibv_detach_mcast(qp_, &group.gid, group.lid);
+  Destroy();
 }
 
 VerbError QpHandle::Destroy() {

@@ -3,6 +3,7 @@
 #include <infiniband/verbs.h>
 
 #include <memory>
+#include <vector>
 
 #include "handles/cq_handle.h"
 #include "handles/pd_handle.h"
@@ -36,11 +37,15 @@ class QpHandle final : public Owner {
                                                    mlx5dv_qp_init_attr* mlx5 = nullptr);
   // Another handle to a queue pair that receives for XRC, by its number.
   static Outcome<std::shared_ptr<QpHandle>> Open(std::shared_ptr<XrcdHandle> xrcd, uint32_t qp_num);
-  ~QpHandle() override { Destroy(); }
+  ~QpHandle() override;
   VerbError Destroy() override;
 
   // May wait for the resolution of a neighbour, seconds long, so it is called on pool threads too.
   VerbError Modify(ibv_qp_attr* attr, int mask);
+
+  // A queue pair in a group cannot be destroyed: one that nothing refers to any more leaves those that it is in.
+  VerbError AttachMcast(const ibv_gid& gid, uint16_t lid);
+  VerbError DetachMcast(const ibv_gid& gid, uint16_t lid);
 
   ibv_qp* get() const { return qp_; }
   Posting posting() const { return posting_; }
@@ -67,6 +72,11 @@ class QpHandle final : public Owner {
   Parent<RwqIndTableHandle> table_;
   ibv_qp* qp_;
   const Posting posting_;
+  struct Group {
+    ibv_gid gid;
+    uint16_t lid;
+  };
+  std::vector<Group> groups_;
 };
 
 }  // namespace rdma

@@ -302,8 +302,7 @@ Napi::Value AttachMcast(const Napi::CallbackInfo& info) {
   auto qp = HandleArg<QpHandle>(info, 0);
   const ibv_gid gid = GidArg(info, 1);
   const auto lid = static_cast<uint16_t>(Uint32Arg(info, 2, "lid"));
-  errno = 0;
-  Check(info.Env(), FromRet("ibv_attach_mcast", ibv_attach_mcast(qp->get(), &gid, lid)));
+  Check(info.Env(), qp->AttachMcast(gid, lid));
   return info.Env().Undefined();
 }
 
@@ -312,8 +311,7 @@ Napi::Value DetachMcast(const Napi::CallbackInfo& info) {
   auto qp = HandleArg<QpHandle>(info, 0);
   const ibv_gid gid = GidArg(info, 1);
   const auto lid = static_cast<uint16_t>(Uint32Arg(info, 2, "lid"));
-  errno = 0;
-  Check(info.Env(), FromRet("ibv_detach_mcast", ibv_detach_mcast(qp->get(), &gid, lid)));
+  Check(info.Env(), qp->DetachMcast(gid, lid));
   return info.Env().Undefined();
 }
 

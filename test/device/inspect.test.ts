@@ -258,7 +258,9 @@ describe('attributes', () => {
     expect(inspect(device)).toMatch(/^Device \{\s+name: '\w+',.*nodeType: CA \(InfiniBand channel adapter\),\s/s);
     expect(inspect(context.queryDevice())).toMatch(/deviceCapFlags: .*SYS_IMAGE_GUID \| .*\s+atomicCap: HCA,/s);
     expect(inspect(context.queryDevice())).toMatch(/^DeviceAttr \{.*nodeGuid: 0x[0-9a-f]{16},/s);
-    expect(inspect(context.queryPort(1))).toMatch(/^PortAttr \{\s+state: ACTIVE,.*activeMtu: MTU_\d+,.*ETHERNET,/s);
+    const port =
+      /^PortAttr \{\s+state: ACTIVE,.*activeMtu: MTU_\d+,.*physState: LINK_UP,.*ETHERNET,\s+flags: (0|GRH_REQUIRED),/s;
+    expect(inspect(context.queryPort(1))).toMatch(port);
     const gid = context.selectGid();
     const netdev = inspect(gid.netdev);
     expect(inspect(gid)).toBe(

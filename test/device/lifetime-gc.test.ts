@@ -1,5 +1,14 @@
+import { execFileSync } from 'node:child_process';
 import { describe, expect, it } from 'vitest';
-import { createEventChannel, openDevice, RemoteRegion, SendFlags, WcStatus, WrOpcode } from '../../lib/index.ts';
+import {
+  createEventChannel,
+  openDevice,
+  QpType,
+  RemoteRegion,
+  SendFlags,
+  WcStatus,
+  WrOpcode,
+} from '../../lib/index.ts';
 import { binding } from '../../lib/native/binding.ts';
 import { runChild } from './children.ts';
 import { listening, newPort } from './cm.ts';
@@ -113,6 +122,22 @@ describe('garbage collection', () => {
     // The region was collected open: nothing referred to it.
     for (let i = 0; i < 20 && binding().census().open > 0; i++) await collect();
     expect(binding().census().open).toBe(0);
+  });
+
+  it.runIf(isRxe)('takes a queue pair out of its multicast groups, in which it cannot be destroyed', async () => {
+    const pairs = () => execFileSync('rdma', ['resource', 'show', 'qp'], { encoding: 'utf8' }).split('type UD').length;
+    await collect();
+    const before = pairs();
+    (() => {
+      const { pd, cq } = openSide(deviceA);
+      const qp = pd.createQp({ sendCq: cq, qpType: QpType.UD, cap: { maxSendWr: 4, maxRecvWr: 4 } });
+      for (const group of ['ff0e::77', 'ff0e::78', 'ff0e::78']) qp.attachMcast(group);
+      qp.detachMcast('ff0e::77');
+    })();
+    expect(pairs()).toBe(before + 1);
+    for (let i = 0; i < 20 && binding().census().open > 0; i++) await collect();
+    expect(binding().census().open).toBe(0);
+    expect(pairs()).toBe(before);
   });
 
   it('forgets a child that was collected, so that its parent can be closed', async () => {
