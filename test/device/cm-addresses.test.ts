@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { expect, it } from 'vitest';
 import {
   AddrInfoFlags,
@@ -54,6 +55,35 @@ describeCm('addresses', () => {
     expect(await answered).toMatchObject({ name: 'ESTABLISHED' });
     for (const side of [a, b]) closeSide(side);
     channel.close({ cascade: true });
+  });
+
+  it('of IPv6 that are good everywhere lead to a connection', async () => {
+    const ip = (what: string) => execFileSync('ip', ['-6', 'address', what, 'fd78::2/64', 'dev', 'v1', 'nodad']);
+    ip('add');
+    try {
+      const channel = createEventChannel();
+      const listener = channel.createId();
+      const address = 'fd78::2';
+      await listener.bindAddr({ address, port: newPort() });
+      listener.listen();
+      expect(listener.device).toBe(deviceB);
+      const port = listener.getLocalAddr()?.port as number;
+      // The kernel takes the way of its own addresses: both ends are of one device.
+      const id = channel.createId();
+      await id.resolveAddr({ address, port }, soon());
+      await id.resolveRoute(soon());
+      expect([id.device, id.getPeerAddr()]).toEqual([deviceB, { address, family: 'IPv6', port }]);
+      const a = await cmSide(id);
+      const answered = id.connect({}, soon());
+      const b = await cmSide((await request(listener)).id);
+      expect(b.id.getPeerAddr()).toMatchObject({ address, family: 'IPv6' });
+      await b.id.accept({}, soon());
+      expect(await answered).toMatchObject({ name: 'ESTABLISHED' });
+      for (const side of [a, b]) closeSide(side);
+      channel.close({ cascade: true });
+    } finally {
+      ip('del');
+    }
   });
 
   it('are refused when they are none, or their interface does not exist', async () => {
