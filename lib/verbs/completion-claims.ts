@@ -42,7 +42,8 @@ export class CompletionClaims {
       claim.recvs > 0 ? `${claim.recvs} receives` : '',
       srq > 0 ? `${srq} shared receives` : '',
     ].filter(Boolean);
-    const sum = `${this.total} claimed + ${asked} asked (${parts.join(' + ')}) = ${this.total + asked}`;
+    const more = ` + ${asked} asked (${parts.join(' + ')}) = ${this.total + asked}`;
+    const sum = `${this.total} claimed${asked === 0 ? '' : more}`;
     throw new CqOverrunError(syscall, constants.errno.EINVAL, { cqe, claimed: this.total, asked }, sum);
   }
 

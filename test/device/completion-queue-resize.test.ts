@@ -81,6 +81,7 @@ describe.each(ways)('cq.%s', (_name, resize) => {
     const error = await resize(cq, 119).catch((reason) => reason);
     expect(error).toBeInstanceOf(CqOverrunError);
     expect(error).toMatchObject({ code: 'EINVAL', syscall: 'ibv_resize_cq', cqe: 119, claimed: 120, asked: 0 });
+    expect(error.message).toContain('would have 119 entries for 120 claimed completions;');
     expect(cq.cqe).toBe(before);
     await resize(cq, 120);
     expect(cq.cqe).toBeGreaterThanOrEqual(120);
