@@ -65,6 +65,19 @@ export function string(value: unknown, name: string): string {
   return value;
 }
 
+/** An object that is no array. */
+export function object<T>(value: T, name: string): T {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) throw typeError(name, 'an object', value);
+  return value;
+}
+
+/** An array of objects. */
+export function objects<T>(value: readonly T[], name: string): readonly T[] {
+  if (!Array.isArray(value)) throw typeError(name, 'an array', value);
+  for (const [i, each] of value.entries()) object(each, `${name}[${i}]`);
+  return value;
+}
+
 /** An instance of a class of this package. */
 export function instance<T>(value: unknown, name: string, type: abstract new (...args: never[]) => T): T {
   if (!(value instanceof type)) throw typeError(name, `a ${type.name}`, value);
@@ -90,7 +103,7 @@ export function readOptions<T extends object>(
   hints: Readonly<Record<string, string>> = {},
 ): Partial<T> {
   if (value === undefined) return {};
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) throw typeError(name, 'an object', value);
+  object(value, name);
   for (const key of Object.keys(value)) {
     if (known.includes(key)) continue;
     const meant = nearest(key, known);

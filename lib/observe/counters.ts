@@ -2,7 +2,7 @@
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { readOptions } from '../args.ts';
+import { readOptions, string } from '../args.ts';
 import { type CounterMeaning, counterMeaning } from './meanings.ts';
 import { listFolder, readText, sysfsFolder } from './sysfs.ts';
 
@@ -125,7 +125,7 @@ async function readEthtool(netdev: string): Promise<Counter[]> {
  */
 export function parseEthtool(text: string): Counter[] {
   const counters: Counter[] = [];
-  for (const [, name, value] of text.matchAll(/^\s+([^:\n]+): (\d+)$/gm)) {
+  for (const [, name, value] of string(text, 'text').matchAll(/^\s+([^:\n]+): (\d+)$/gm)) {
     if (!/^((rx|tx|ch)\d|[rt]x_?queue_?\d|\[)/.test(name!)) counters.push(counter(name!, 'ethtool', value!));
   }
   return counters;

@@ -1,4 +1,5 @@
 /** What the change of counters over a time says. */
+import { object, objects } from '../args.ts';
 import type { Counter, PortCounters } from './counters.ts';
 
 /** A counter that has changed. */
@@ -27,10 +28,12 @@ export interface CounterFinding {
  * @returns those that have changed. One that is lower than before was reset, and counts from 0
  */
 export function counterRates(before: PortCounters, after: PortCounters): CounterRate[] {
-  const seconds = (after.time - before.time) / 1000;
-  const old = new Map(before.counters.map(({ name, source, value }) => [`${source} ${name}`, value]));
+  const seconds = (object(after, 'after').time - object(before, 'before').time) / 1000;
+  const old = new Map(
+    objects(before.counters, 'before.counters').map(({ name, source, value }) => [`${source} ${name}`, value]),
+  );
   const rates: CounterRate[] = [];
-  for (const counter of after.counters) {
+  for (const counter of objects(after.counters, 'after.counters')) {
     const was = old.get(`${counter.source} ${counter.name}`) ?? 0n;
     const change = counter.value >= was ? counter.value - was : counter.value;
     if (change > 0n) rates.push({ ...counter, change, perSecond: seconds > 0 ? Number(change) / seconds : 0 });
@@ -50,8 +53,9 @@ const PAUSES_PER_SECOND = 10;
  * @returns nothing for a port without trouble
  */
 export function judgeCounters(rates: readonly CounterRate[]): CounterFinding[] {
+  const all = objects(rates, 'rates');
   const findings: CounterFinding[] = [];
-  const of = (kind: string) => rates.filter(({ meaning }) => meaning?.kind === kind);
+  const of = (kind: string) => all.filter(({ meaning }) => meaning?.kind === kind);
   const say = (level: CounterFinding['level'], from: readonly CounterRate[], text: string) => {
     if (from.length > 0) findings.push({ level, text, counters: from.map(({ name }) => name) });
   };

@@ -1,5 +1,7 @@
 /** Counters in the text format of Prometheus, and a server that gives them. */
+
 import { createServer, type Server } from 'node:http';
+import { objects } from '../args.ts';
 import { type Counter, type PortCounters, type ReadCountersOptions, readCounters } from './counters.ts';
 
 interface Metric {
@@ -35,7 +37,7 @@ export function formatPrometheus(ports: readonly PortCounters[]): string {
     metric.samples.push(`${name}{${labelled(labels)}} ${value}`);
     metrics.set(name, metric);
   };
-  for (const { device, portNum, netdev = '', driver = '', counters } of ports) {
+  for (const { device, portNum, netdev = '', driver = '', counters } of objects(ports, 'ports')) {
     const port = { device, port: String(portNum), netdev };
     add('rdma_port_info', 'A port of an RDMA device.', { ...port, driver }, 1);
     for (const counter of counters) {

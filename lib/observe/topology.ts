@@ -1,5 +1,7 @@
 /** Which NIC is near which GPU, from the PCI tree, in the terms of `nvidia-smi topo`, and what NCCL should be told. */
+
 import { join } from 'node:path';
+import { readOptions } from '../args.ts';
 import { chooseGid } from '../verbs/gid.ts';
 import { listFolder, readSysfsDevices, readText, realPath, sysfsFolder } from './sysfs.ts';
 
@@ -84,7 +86,7 @@ const bare = ({ name, address, numaNode }: Placed): PciDevice => ({ name, addres
  * @param options - `sysfs`: the folder of sysfs; default SYSFS_PATH, else `/sys`
  */
 export function readTopology(options: { sysfs?: string } = {}): Topology {
-  const { sysfs = sysfsFolder() } = options;
+  const { sysfs = sysfsFolder() } = readOptions(options, 'options', ['sysfs']);
   const devices = readSysfsDevices(sysfs);
   const nics = devices.flatMap(({ name, pciPath, numaNode }) => {
     const placed = pciPath === undefined ? undefined : place(name, pciPath, numaNode);

@@ -3,7 +3,7 @@
 import { createWriteStream, readSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { pipeline } from 'node:stream/promises';
-import { readOptions, typeError, valueError } from '../args.ts';
+import { object, readOptions, typeError, valueError } from '../args.ts';
 import { ByteQueue } from './byte-queue.ts';
 import { type CapturedPacket, CaptureRecord } from './capture-record.ts';
 import { PacketError } from './errors.ts';
@@ -142,6 +142,9 @@ export async function* encodeCapture(
   let isEmpty = true;
   for await (const packet of packets) {
     isEmpty = false;
+    const { timestamp, bytes } = object(packet, 'packet');
+    if (typeof timestamp !== 'bigint') throw typeError('packet.timestamp', 'a bigint', timestamp);
+    if (!(bytes instanceof Uint8Array)) throw typeError('packet.bytes', 'a Uint8Array', bytes);
     for (const part of encoder.encode(packet)) {
       parts.push(part);
       size += part.length;

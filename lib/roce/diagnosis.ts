@@ -1,5 +1,6 @@
 /** What the numbers of a flow mean to the people who run the network. */
 
+import { object } from '../args.ts';
 import type { Flow } from './flow-state.ts';
 
 /** Something to say about a flow. */
@@ -22,7 +23,7 @@ const percent = (part: number, all: number) => `${((100 * part) / all).toFixed(a
 export function diagnoseFlow(flow: Flow): FlowFinding[] {
   const findings: FlowFinding[] = [];
   const warn = (text: string) => findings.push({ level: 'warning', text });
-  const { packets, missing, retransmissions, goBackNs, rnrNaks, naks, sequenceNaks } = flow;
+  const { packets, missing, retransmissions, goBackNs, rnrNaks, naks, sequenceNaks } = object(flow, 'flow');
   if (missing > 0) {
     warn(
       `${count(missing, 'packet')} lost before this place (${percent(missing, packets + missing)}): on a network meant ` +

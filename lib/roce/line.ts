@@ -1,8 +1,9 @@
 /** A packet in one line, as tcpdump would show it, and as an object for JSON. */
 
+import { instance } from '../args.ts';
 import { Ecn } from './lower.ts';
 import { decodeSyndrome, NakCode } from './syndrome.ts';
-import type { PacketView } from './view.ts';
+import { PacketView } from './view.ts';
 
 const nakNames = Object.fromEntries(Object.entries(NakCode).map(([name, code]) => [code, name]));
 
@@ -70,8 +71,8 @@ export interface PacketSummary {
  * @param view - a loaded view
  * @param icrcOk - whether the ICRC is right, if known already. Default: it is computed
  */
-export function summarizePacket(view: PacketView, icrcOk: boolean | undefined = view.icrcOk): PacketSummary {
-  const { srcQp, va, syndrome } = view;
+export function summarizePacket(view: PacketView, icrcOk?: boolean): PacketSummary {
+  const { srcQp, va, syndrome } = instance(view, 'view', PacketView);
   const summary: PacketSummary = {
     src: view.src,
     dst: view.dst,
@@ -95,7 +96,8 @@ export function summarizePacket(view: PacketView, icrcOk: boolean | undefined = 
     summary.syndrome = syndromes[syndrome]!;
     summary.msn = view.msn!;
   }
-  if (icrcOk !== undefined) summary.icrcOk = icrcOk;
+  const isRight = icrcOk ?? view.icrcOk;
+  if (isRight !== undefined) summary.icrcOk = isRight;
   return summary;
 }
 

@@ -1,6 +1,6 @@
 /** The syndrome of an AETH: an acknowledgement with credits, a "receiver not ready" with a timer, or a refusal. */
 
-import { integer, oneOf } from '../args.ts';
+import { integer, object, oneOf } from '../args.ts';
 
 /** Why a responder refuses a request for good. */
 export const NakCode = Object.freeze({
@@ -94,6 +94,7 @@ export function encodeSyndrome(
     | { kind: 'RNR_NAK'; timer: number }
     | { kind: 'NAK'; code: number },
 ): number {
+  object(syndrome, 'syndrome');
   switch (syndrome.kind) {
     case 'ACK': {
       if (syndrome.credits === undefined) return 31;

@@ -6,7 +6,7 @@
  * what would exceed `xoff`. Pauses take effect at once.
  */
 
-import { boolean, integer, readOptions, valueError } from '../args.ts';
+import { boolean, integer, objects, readOptions, valueError } from '../args.ts';
 
 /** A link from one node to another, with its speed. */
 export interface PfcLink {
@@ -107,12 +107,12 @@ export function simulatePfc(options: PfcOptions): PfcResult {
   const xon = integer(o.xon ?? Math.min(40, xoff - 1), 'options.xon', 0, xoff - 1);
   const watchdog = integer(o.watchdog ?? 0, 'options.watchdog', 0, 1e9);
   const links = new Map<string, Link>();
-  for (const { from, to, slots = 1 } of o.links) {
+  for (const { from, to, slots = 1 } of objects(o.links, 'options.links')) {
     const name = `${from} > ${to}`;
     const state = { queue: [], freeAt: 0, waiting: 0, pausedSlots: 0, watchdogs: 0 };
     links.set(name, { name, to, slots, ...state, pausedSince: undefined, firstPause: undefined });
   }
-  const ways = o.flows.map(({ name, path }) =>
+  const ways = objects(o.flows, 'options.flows').map(({ name, path }) =>
     path.slice(1).map((node, i) => {
       const link = links.get(`${path[i]} > ${node}`);
       if (link === undefined) throw valueError(`flow ${name} has no link from ${path[i]} to ${node}`);

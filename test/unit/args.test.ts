@@ -1,7 +1,9 @@
 import { describe, expect, it } from 'vitest';
 import * as args from '../../lib/args.ts';
 import * as lib from '../../lib/index.ts';
+import * as observe from '../../lib/observe/index.ts';
 import * as roce from '../../lib/roce/index.ts';
+import * as sim from '../../lib/sim/index.ts';
 
 const type = expect.objectContaining({ code: 'ERR_INVALID_ARG_TYPE', message: expect.stringContaining('thing') });
 const range = expect.objectContaining({ code: 'ERR_OUT_OF_RANGE', message: expect.stringContaining('thing') });
@@ -22,6 +24,19 @@ describe('what is exported', () => {
     ['decodeHeader', () => roce.decodeHeader('bth', nothing), 'bytes'],
     ['encodePacket', () => roce.encodePacket(nothing), 'packet'],
     ['encodePacket: bth', () => roce.encodePacket({} as never), 'bth'],
+    ['summarizePacket', () => roce.summarizePacket({} as never), 'view'],
+    ['diagnoseFlow', () => roce.diagnoseFlow(nothing), 'flow'],
+    ['encodeSyndrome', () => roce.encodeSyndrome(null as never), 'syndrome'],
+    ['counterRates: before', () => observe.counterRates(nothing, { counters: [], time: 0 } as never), 'before'],
+    ['counterRates: after', () => observe.counterRates({ counters: [], time: 0 } as never, nothing), 'after'],
+    ['counterRates: counters', () => observe.counterRates({} as never, {} as never), 'before.counters'],
+    ['formatPrometheus', () => observe.formatPrometheus(nothing), 'ports'],
+    ['formatPrometheus: a port', () => observe.formatPrometheus([null as never]), 'ports[0]'],
+    ['judgeCounters', () => observe.judgeCounters('x' as never), 'rates'],
+    ['parseEthtool', () => observe.parseEthtool(nothing), 'text'],
+    ['readTopology', () => observe.readTopology(null as never), 'options'],
+    ['simulatePfc: links', () => sim.simulatePfc({} as never), 'options.links'],
+    ['simulatePfc: flows', () => sim.simulatePfc({ links: [] } as never), 'options.flows'],
   ])('names the argument that is missing: %s', (_, call, name) => {
     expect(call).toThrow(
       expect.objectContaining({ code: 'ERR_INVALID_ARG_TYPE', message: expect.stringContaining(`${name} must be`) }),
