@@ -1,4 +1,5 @@
 /** Checks of arguments: each names the argument and gives an error with one of Node's codes, before C sees anything. */
+import { setMaxListeners } from 'node:events';
 
 function coded<E extends Error>(error: E, code: string): E {
   return Object.assign(error, { code });
@@ -146,10 +147,15 @@ function edits(a: string, b: string): number {
   return row[b.length] as number;
 }
 
-/** An AbortSignal or nothing. */
+/**
+ * An AbortSignal or nothing. One signal is for as many operations as one likes: Node's younger releases do not warn of eleven
+ * listeners any more, which a leak might be, and neither do these before them.
+ */
 export function abortSignal(value: unknown, name: string): AbortSignal | undefined {
-  if (value === undefined || value instanceof AbortSignal) return value;
-  throw typeError(name, 'an AbortSignal', value);
+  if (value === undefined) return undefined;
+  if (!(value instanceof AbortSignal)) throw typeError(name, 'an AbortSignal', value);
+  setMaxListeners(0, value);
+  return value;
 }
 
 /** A number from an environment variable that operators set; undefined when it is not set. */

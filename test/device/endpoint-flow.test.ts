@@ -250,6 +250,27 @@ describe('options of operations', () => {
     expect(await within(a.closed, 'the end')).toMatchObject({ statusName: 'REM_ACCESS_ERR' });
   });
 
+  it('signal may be of many operations, without a warning', async () => {
+    await using ends = await Ends.connect();
+    const { a, mrA } = ends;
+    const warnings: Error[] = [];
+    const warn = (warning: Error) => warnings.push(warning);
+    process.on('warning', warn);
+    try {
+      const controller = new AbortController();
+      const { signal } = controller;
+      const recvs = Array.from({ length: 20 }, () => rejection(a.recv(mrA.slice(0, 8), { signal })));
+      const reason = new Error('enough');
+      controller.abort(reason);
+      expect(new Set(await Promise.all(recvs))).toEqual(new Set([reason]));
+      // Node tells of them in another turn.
+      await new Promise((resolve) => setImmediate(resolve));
+    } finally {
+      process.off('warning', warn);
+    }
+    expect(warnings).toEqual([]);
+  });
+
   it('signal rejects the promise, and the memory stays held until the completion', async () => {
     await using ends = await Ends.connect();
     const { a, b, pdA, mrB, remoteB, mrA } = ends;
