@@ -129,8 +129,9 @@ function givesWay(pid) {
   try {
     setPriority(pid, nice);
     writeFileSync(`/proc/${pid}/autogroup`, String(nice));
-  } catch {
-    // It has ended, or this kernel has no autogroups.
+  } catch (error) {
+    // Who is not root may do so ten times a second. Else it has ended, or this kernel has no autogroups.
+    if (error.code === 'EAGAIN') setTimeout(givesWay, 150, pid).unref();
   }
 }
 

@@ -8,17 +8,34 @@ import type { QpInitAttr } from '../verbs/qp-init-attr.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 import type { Endpoint } from './endpoint.ts';
 
-let lastTurn: Promise<void> = Promise.resolve();
+// How long a turn of the event loop may be held up for them. Each takes a fraction of a millisecond.
+const TURN_MS = 4;
+const inLine: (() => void)[] = [];
 
 /**
- * A turn of the event loop of its own. To make a queue pair, and to destroy one, is some system calls: many at once would hold
- * the loop up.
+ * The place to make a queue pair, or to destroy one, without a pause from then on. Each is some system calls: many at once would
+ * hold the event loop up, so that not more are done in one turn than take some milliseconds.
  *
  * @internal
  */
-export function ownTurn(): Promise<void> {
-  lastTurn = lastTurn.then(() => setImmediate());
-  return lastTurn;
+export function turnToBlock(): Promise<void> {
+  return new Promise((resolve) => {
+    inLine.push(resolve);
+    if (inLine.length === 1) void admit();
+  });
+}
+
+async function admit(): Promise<void> {
+  while (inLine.length > 0) {
+    await setImmediate();
+    const end = performance.now() + TURN_MS;
+    do {
+      inLine[0]?.();
+      // What waited for it has run when this goes on.
+      await undefined;
+      inLine.shift();
+    } while (inLine.length > 0 && performance.now() < end);
+  }
 }
 
 /** What gives an endpoint its first receives. @internal */
@@ -66,7 +83,7 @@ export async function createEndpointQp(
   create: (attr: QpInitAttr) => QueuePair | Promise<QueuePair> = (attr) => pd.createQp(attr),
 ): Promise<QueuePair> {
   const { maxSendWr = 128, maxRecvWr = 128, maxInlineData = 64 } = cap;
-  await ownTurn();
+  await turnToBlock();
   const cq = pd.context.createCq(Math.max(maxSendWr + maxRecvWr, 1));
   try {
     // Inline data saves a fetch over the bus, but what a device can carry inline differs; some take none at all.

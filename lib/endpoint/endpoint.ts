@@ -19,7 +19,7 @@ import type { WorkCompletion } from '../verbs/work-completion.ts';
 import { batchOf, inlineFlag } from './batch.ts';
 import { failureOf } from './causes.ts';
 import { CompletionLoop } from './completion-loop.ts';
-import { type Connection, endpointOptions, type FirstRecvs, ownTurn } from './endpoint-qp.ts';
+import { type Connection, endpointOptions, type FirstRecvs, turnToBlock } from './endpoint-qp.ts';
 import { type OperationOptions, Operations, type Received } from './operations.ts';
 import { abortable, outcomeOf } from './outcomes.ts';
 import { NOTHING, RECV, type Request, RequestQueue, told } from './request-queue.ts';
@@ -206,10 +206,11 @@ export class Endpoint extends Operations {
       if (!this.#end) await this.#until(() => this.#sends.isIdle || this.#end !== undefined, drainMs);
       if (!qp.closed) {
         await this.#connection?.disconnect();
-        if (this.#loop.isPending && !qp.closed && !qp.lost) await qp.modify({ qpState: QpState.ERR });
+        // Of a device that is gone it fails, and that may not be known yet.
+        if (this.#loop.isPending && !qp.closed && !qp.lost) await qp.modify({ qpState: QpState.ERR }).catch(() => {});
         // A device that does not flush must not hold the caller.
         await this.#until(() => !this.#loop.isPending, FLUSH_MS);
-        await ownTurn();
+        await turnToBlock();
       }
       if (!qp.closed) {
         // Soft-RoCE waits for the windows of a queue pair that it destroys. One in flight can only go behind it.

@@ -65,6 +65,16 @@ describe.runIf(!isRxe).each(['fatal', 'removed'] as const)('a device that is los
     await expect(context.getAsyncEvent()).rejects.toMatchObject({ code: 'ERR_RDMA_CLOSED' });
   });
 
+  it('lets an endpoint be closed before anybody knows of it', async () => {
+    using pair = await Pair.connect();
+    const endpoint = new Endpoint(pair.a.qp);
+    const received = endpoint.recv(pair.a.mr.slice()).catch((error) => error);
+    happen(how);
+    await within(endpoint.close({ drainMs: 0 }), 'the close');
+    expect(await received).toBeInstanceOf(Error);
+    expect([endpoint.qp.closed, endpoint.qp.sendCq.closed, await endpoint.closed]).toEqual([true, true, undefined]);
+  });
+
   it('refuses every verb with a typed error, and can be closed object by object, without EBUSY', async () => {
     using pair = await Pair.connect();
     const { a, b } = pair;
