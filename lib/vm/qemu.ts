@@ -30,16 +30,8 @@ export function qemuCommand(machine: Machine): string[] {
     // The kernel kills QEMU when the thread that started it dies, however that happens.
     ...['setpriv', '--pdeathsig', 'KILL', '--', qemuProgram ?? ''],
     ...['-nodefaults', '-no-user-config', '-no-reboot', '-display', 'none'],
-    ...[
-      '-M',
-      arm ? 'virt' : 'q35',
-      '-cpu',
-      cpu(machine.accel, arm),
-      '-smp',
-      String(machine.cpus),
-      '-m',
-      machine.memory,
-    ],
+    ...['-M', arm ? 'virt' : 'q35', '-cpu', cpu(machine.accel, arm)],
+    ...['-smp', String(machine.cpus), '-m', machine.memory],
     ...['-accel', machine.accel === 'kvm' ? 'kvm' : 'tcg,thread=multi'],
     ...['-kernel', machine.image, '-initrd', machine.initrd, '-append', kernelParameters(machine.accel, console)],
     ...['-chardev', 'stdio,id=console,signal=off', '-serial', 'chardev:console'],
