@@ -1,7 +1,7 @@
 /** Says what this machine has and lacks for RDMA, and what to type. It reads files, and asks the addon where there is one. */
 import { accessSync, constants, readdirSync, readFileSync } from 'node:fs';
 import { basename, dirname, isAbsolute, join } from 'node:path';
-import { typeError } from './args.ts';
+import { object } from './args.ts';
 import { binding } from './native/binding.ts';
 
 /** One thing that was looked at. */
@@ -100,8 +100,7 @@ const install: Record<Distribution, { library: string; modules: string }> = {
  * @returns the findings; nothing that is missing makes it throw
  */
 export function diagnose(options: DiagnoseOptions = {}): Diagnosis {
-  if (typeof options !== 'object' || options === null) throw typeError('options', 'an object', options);
-  const findings = new Examination(options).findings();
+  const findings = new Examination(object(options, 'options')).findings();
   return { ok: !findings.some(({ level }) => level === 'error'), findings };
 }
 

@@ -1,5 +1,5 @@
 import { isIP } from 'node:net';
-import { integer, string, typeError, valueError } from '../args.ts';
+import { integer, object, string, valueError } from '../args.ts';
 
 /** An IP address and a port of the connection manager. */
 export interface CmAddress {
@@ -11,8 +11,7 @@ export interface CmAddress {
 
 /** An address, checked. @internal */
 export function socketAddress(value: CmAddress, name: string): [address: string, port: number] {
-  if (typeof value !== 'object' || value === null) throw typeError(name, 'an object', value);
-  const { address, port = 0 } = value;
+  const { address, port = 0 } = object(value, name);
   if (isIP(string(address, `${name}.address`)) === 0) {
     throw valueError(`${name}.address is not an IP address: '${address}'`);
   }

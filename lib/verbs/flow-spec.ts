@@ -1,6 +1,17 @@
 /** The specifications of a flow steering rule, written as C has them: ibv_create_flow(3). */
 import { isIPv4 } from 'node:net';
-import { boolean, instance, integer, oneOf, rangeError, readOptions, typeError, uint32, valueError } from '../args.ts';
+import {
+  boolean,
+  instance,
+  integer,
+  object,
+  oneOf,
+  rangeError,
+  readOptions,
+  typeError,
+  uint32,
+  valueError,
+} from '../args.ts';
 import { FlowAttrType, FlowSpecType } from '../native/constants.gen.ts';
 import { Layout } from '../native/layout.gen.ts';
 import { Counters } from './counters.ts';
@@ -290,7 +301,7 @@ export function encodeFlow(attr: FlowAttr): EncodedFlow {
 }
 
 function encodeSpec(spec: FlowSpec, name: string, counters: Counters[]): Buffer {
-  if (typeof spec !== 'object' || spec === null) throw typeError(name, 'an object', spec);
+  object(spec, name);
   const { type } = spec;
   oneOf(type, `${name}.type`, FlowSpecType, 'FlowSpecType');
   const header = headers.get(type);

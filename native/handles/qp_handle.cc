@@ -95,10 +95,11 @@ VerbError QpHandle::DetachMcast(const ibv_gid& gid, uint16_t lid) {
   errno = 0;
   VerbError error = FromRet("ibv_detach_mcast", ibv_detach_mcast(qp_, &gid, lid));
   if (error) return error;
-  auto left = std::find_if(groups_.begin(), groups_.end(), [&](const Group& group) {
+  // It may have been attached more than once, which is the same as once.
+  const auto is_left = [&](const Group& group) {
     return group.lid == lid && memcmp(group.gid.raw, gid.raw, sizeof gid.raw) == 0;
-  });
-  if (left != groups_.end()) groups_.erase(left);
+  };
+  groups_.erase(std::remove_if(groups_.begin(), groups_.end(), is_left), groups_.end());
   return error;
 }
 

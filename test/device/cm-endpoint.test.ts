@@ -285,9 +285,9 @@ describeCm('listen() and connect()', () => {
         const begin = performance.now();
         await within(endpoint.close({ drainMs: 300 }), 'the close');
         const ms = performance.now() - begin;
-        // What was sent has its time, then a farewell has a second; the rest is the machine.
+        // What was sent has its time, then a farewell has a second, and a flush two: less than the device would take.
         expect(ms).toBeGreaterThan(299);
-        expect(ms).toBeLessThan(4000);
+        expect(ms).toBeLessThan(8000);
         expect(await ends).toEqual(Array(10).fill('WR_FLUSH_ERR'));
         expect(await endpoint.closed).toBeUndefined();
       }

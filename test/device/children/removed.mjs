@@ -1,5 +1,5 @@
-// Two ends of a connection, and a listener, on a device that is removed meanwhile: node removed.mjs <device> <address>. Says
-// "ready", and then, as JSON, what each was told and that all could be closed.
+// Two ends of a connection, an id and a listener on a device that is removed meanwhile: node removed.mjs <device> <address>.
+// Says "ready"; and when all could be closed, as JSON, what the ends and the id were told.
 import { connect, createEventChannel, listen, openDevice } from '../../../dist/index.js';
 
 const [device, host] = process.argv.slice(2);
