@@ -3,7 +3,7 @@
 import { join } from 'node:path';
 import { readOptions } from '../args.ts';
 import { chooseGid } from '../verbs/gid.ts';
-import { listFolder, readSysfsDevices, readText, realPath, sysfsFolder } from './sysfs.ts';
+import { listFolder, readSysfsDevices, readText, realPath, type SysfsDevice, sysfsFolder } from './sysfs.ts';
 
 /**
  * How far two PCI devices are apart, nearest first. `'PIX'`: behind one PCIe switch. `'PXB'`: behind several, below one
@@ -107,13 +107,23 @@ export function readTopology(options: { sysfs?: string } = {}): Topology {
     }
   }
   const near = new Set(gpus.flatMap(({ best }) => best));
-  const used = devices.filter(({ name }) => (near.size > 0 ? near.has(name) : nics.some((nic) => nic.name === name)));
+  const used = devices
+    .filter(({ name }) => (near.size > 0 ? near.has(name) : nics.some((nic) => nic.name === name)))
+    .filter((device) => !isVirtualFunction(device, devices));
   return { gpus, nics: nics.map(bare), nccl: ncclVariables(sysfs, used, notes), notes };
+}
+
+/** Whether it is a virtual function of another one of these: NCCL would use the one link twice. */
+function isVirtualFunction({ pciPath }: SysfsDevice, devices: SysfsDevice[]): boolean {
+  const physical = pciPath === undefined ? undefined : realPath(join(pciPath, 'physfn'));
+  return physical !== undefined && devices.some((other) => other.pciPath === physical);
 }
 
 function readGpus(sysfs: string): Placed[] {
   const folder = join(sysfs, 'bus/pci/devices');
-  const found = listFolder(folder).flatMap((address) => {
+  // Addresses are hexadecimal: 34 comes before 3b, which the order of numbers in names would have the other way around.
+  const addresses = listFolder(folder).sort();
+  const found = addresses.flatMap((address) => {
     // Display controllers: VGA, 3D and others; and what AMD calls processing accelerators. Those on the board itself, of other
     // vendors, are no accelerators.
     const kind = readText(join(folder, address, 'class')) ?? '';
@@ -127,7 +137,7 @@ function readGpus(sysfs: string): Placed[] {
   return found.map((gpu, i) => ({ ...gpu, name: `GPU${i}` }));
 }
 
-function ncclVariables(sysfs: string, devices: ReturnType<typeof readSysfsDevices>, notes: string[]): NcclVariable[] {
+function ncclVariables(sysfs: string, devices: SysfsDevice[], notes: string[]): NcclVariable[] {
   const active = devices.flatMap(({ name, ports }) =>
     ports.filter(({ state }) => state === 'ACTIVE').map((port) => ({ name, ...port })),
   );
@@ -137,7 +147,7 @@ function ncclVariables(sysfs: string, devices: ReturnType<typeof readSysfsDevice
       name: 'NCCL_IB_HCA',
       // With = a name matches as a whole, and mlx5_1 not mlx5_10.
       value: `=${active.map(({ name, portNum }) => `${name}:${portNum}`).join(',')}`,
-      reason: 'the active ports that are nearest to the GPUs',
+      reason: 'the active ports that are nearest to the GPUs, without virtual functions of the same cards',
     },
   ];
   const roce = active.filter(({ linkLayer }) => linkLayer === 'Ethernet');

@@ -5,6 +5,7 @@ import { dirname, join, relative } from 'node:path';
 import { afterAll, beforeEach, describe, expect, it } from 'vitest';
 import { nearestNics } from '../../lib/gpu/index.ts';
 import { command } from './command.ts';
+import { kinds, machines } from './pci-trees.ts';
 
 const folder = mkdtempSync(join(tmpdir(), 'node-rdma-machine-'));
 afterAll(() => rmSync(folder, { recursive: true }));
@@ -108,6 +109,23 @@ describe('node-rdma topo', () => {
     );
   });
 
+  it.each(machines)('agrees with nvidia-smi on $name', async ({ devices, linkLayer, nics, matrix, hca }) => {
+    for (const [chain, kind, numa] of devices) pci(chain, { ...kinds[kind], numa_node: String(numa) });
+    for (const [name, address] of Object.entries(nics)) {
+      link(`class/infiniband/${name}/device`, `bus/pci/devices/${address}`);
+      port(name, { link_layer: linkLayer });
+    }
+    const { gpus, nccl } = JSON.parse((await run('topo', '--json')).stdout);
+    expect(gpus).toHaveLength(devices.filter(([, kind]) => kind === 'nvidia').length);
+    for (const [name, row] of Object.entries(matrix)) {
+      const { distances } = gpus.find((gpu: { name: string }) => gpu.name === name);
+      expect(Object.keys(nics).map((nic) => distances[nic])).toEqual(row.split(' '));
+    }
+    const variables = Object.fromEntries(nccl.map(({ name, value }: Record<string, string>) => [name, value]));
+    const roce = linkLayer === 'Ethernet' ? { NCCL_IB_GID_INDEX: '3' } : {};
+    expect(variables).toEqual({ NCCL_IB_HCA: hca, ...roce });
+  });
+
   it('gives the variables of NCCL that follow', async () => {
     machine();
     for (const device of ['mlx5_0', 'mlx5_10'])
@@ -129,6 +147,20 @@ describe('node-rdma topo', () => {
     port('mlx5_10', { state: '1: DOWN' });
     report = JSON.parse((await run('topo', '--json')).stdout);
     expect(report.nccl[0].value).toBe('=mlx5_0:1');
+  });
+
+  it('names no virtual function beside its NIC, but does where the NIC itself is elsewhere', async () => {
+    machine();
+    // As in github.com/NVIDIA/nccl/issues/246: on the bus of the NIC, with numbers of their own.
+    const below = 'pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:01.0';
+    nic('mlx5_4', `${below}/0000:14:03.4`, '0');
+    link(`devices/${below}/0000:14:03.4/physfn`, `devices/${below}/0000:14:00.0`);
+    let report = JSON.parse((await run('topo', '--json')).stdout);
+    expect(report.gpus[0].distances).toMatchObject({ mlx5_0: 'PIX', mlx5_4: 'PIX' });
+    expect(report.nccl[0].value).toBe('=mlx5_0:1,mlx5_10:1');
+    rmSync(join(sysfs, 'class/infiniband/mlx5_0'), { recursive: true });
+    report = JSON.parse((await run('topo', '--json')).stdout);
+    expect(report.nccl[0].value).toBe('=mlx5_4:1,mlx5_10:1');
   });
 
   it('is a function, too: nearestNics()', () => {
