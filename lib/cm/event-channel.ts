@@ -75,7 +75,7 @@ export class EventChannel extends Resource {
     this.handle = handle;
     // Not `this`: the addon holds the callback, which must not hold the channel.
     const self = new WeakRef<EventChannel>(this);
-    this.#events = binding().createCmEvents(handle, (numbers) => {
+    this.#events = binding().createCmEvents(handle, (...numbers) => {
       const channel = self.deref();
       if (channel) channel.#arrived(numbers);
     });

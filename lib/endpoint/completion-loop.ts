@@ -92,8 +92,7 @@ export class CompletionLoop {
   async #wait(): Promise<void> {
     const cq = this.#qp.sendCq;
     this.#isWaiting = true;
-    // For all the events to come: to begin and to end the watch are two system calls.
-    cq.channel?.wait(1);
+    cq.channel?.hold();
     try {
       while (this.isPending) {
         // One at a time, so that what it makes happen is not kept waiting.
@@ -110,7 +109,7 @@ export class CompletionLoop {
       // The queue was closed meanwhile (RdmaClosedError), or cannot be polled any more.
       this.#lost(error as Error);
     } finally {
-      cq.channel?.wait(-1);
+      cq.channel?.release();
       this.#isWaiting = false;
     }
   }

@@ -54,7 +54,7 @@ export interface CmBinding {
   cmLoadState(): { available: boolean; path: string; error: string };
   createEventChannel(): CmChannelHandle;
   destroyEventChannel(channel: CmChannelHandle): void;
-  createCmEvents(channel: CmChannelHandle, callback: (numbers: number[]) => void): CmEventsHandle;
+  createCmEvents(channel: CmChannelHandle, callback: (...numbers: number[]) => void): CmEventsHandle;
   startCmEvents(events: CmEventsHandle, keepsAlive: boolean): void;
   stopCmEvents(events: CmEventsHandle): void;
   destroyCmEvents(events: CmEventsHandle): void;

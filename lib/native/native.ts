@@ -189,7 +189,7 @@ export interface Binding extends CmBinding, GpuBinding {
   constants: Record<string, number>;
   layout: typeof Layout;
 
-  createAsyncEvents(context: ContextHandle, callback: (numbers: number[]) => void): AsyncEventsHandle;
+  createAsyncEvents(context: ContextHandle, callback: (...numbers: number[]) => void): AsyncEventsHandle;
   startAsyncEvents(events: AsyncEventsHandle): void;
   stopAsyncEvents(events: AsyncEventsHandle): void;
   destroyAsyncEvents(events: AsyncEventsHandle): void;
@@ -246,7 +246,7 @@ export interface Binding extends CmBinding, GpuBinding {
 
   createCompChannel(context: ContextHandle): ChannelHandle;
   destroyCompChannel(channel: ChannelHandle): void;
-  createChannelEvents(channel: ChannelHandle, callback: (cqIds: number[]) => void): ChannelEventsHandle;
+  createChannelEvents(channel: ChannelHandle, callback: (...cqIds: number[]) => void): ChannelEventsHandle;
   startChannelEvents(events: ChannelEventsHandle): void;
   stopChannelEvents(events: ChannelEventsHandle): void;
   destroyChannelEvents(events: ChannelEventsHandle): void;

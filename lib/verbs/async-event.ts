@@ -122,7 +122,7 @@ export class AsyncEvents {
   watch(): AsyncEventsHandle {
     // Not `this`: the addon holds the callback, which must not hold the context.
     const self = new WeakRef<AsyncEvents>(this);
-    this.#handle ??= binding().createAsyncEvents(this.#context, (numbers) => {
+    this.#handle ??= binding().createAsyncEvents(this.#context, (...numbers) => {
       const found = self.deref();
       if (found) found.#arrived(numbers);
     });

@@ -16,8 +16,9 @@ export class CompletionChannel extends Resource {
   /** @internal */
   readonly handle: ChannelHandle;
   readonly #events: ChannelEventsHandle;
-  readonly #queues = new Map<number, WeakRef<CompletionQueue>>();
-  #waiting = 0;
+  // The queues that are waited for, by number. What the addon calls refers to them, so that none is collected meanwhile.
+  readonly #waited = new Map<number, CompletionQueue>();
+  #waits = 0;
 
   /** @internal */
   constructor(context: Resource, handle: ContextHandle) {
@@ -25,30 +26,35 @@ export class CompletionChannel extends Resource {
     super([context]);
     this.context = context;
     this.handle = channel;
-    const queues = this.#queues;
+    const waited = this.#waited;
     const device = new WeakRef(context);
-    this.#events = binding().createChannelEvents(this.handle, (ids) => {
-      for (const id of ids) queues.get(id)?.deref()?.onEvent();
+    this.#events = binding().createChannelEvents(this.handle, (...ids) => {
+      for (const id of ids) waited.get(id)?.onEvent();
       // None is named when the device is gone.
       if (ids.length === 0) device.deref()?.lose();
     });
   }
 
-  /** @internal */
-  attach(id: number, queue: CompletionQueue): void {
-    this.#queues.set(id, new WeakRef(queue));
+  /** Tells the queue of its events, and keeps it and the process alive, until `endWait()`. @internal */
+  beginWait(id: number, queue: CompletionQueue): void {
+    this.#waited.set(id, queue);
+    this.hold();
   }
 
   /** @internal */
-  detach(id: number): void {
-    this.#queues.delete(id);
+  endWait(id: number): void {
+    this.#waited.delete(id);
+    this.release();
   }
 
-  /** Somebody waits (+1), or no longer does (-1). @internal */
-  wait(change: 1 | -1): void {
-    this.#waiting += change;
-    if (change === 1 && this.#waiting === 1) binding().startChannelEvents(this.#events);
-    if (change === -1 && this.#waiting === 0 && !this.closed) binding().stopChannelEvents(this.#events);
+  /** Keeps the process alive for the waits to come: to begin and to end that for each is two calls. @internal */
+  hold(): void {
+    if (++this.#waits === 1) binding().startChannelEvents(this.#events);
+  }
+
+  /** @internal */
+  release(): void {
+    if (--this.#waits === 0 && !this.closed) binding().stopChannelEvents(this.#events);
   }
 
   /** @internal */
@@ -58,8 +64,7 @@ export class CompletionChannel extends Resource {
 
   /** @internal */
   protected override fields(): object {
-    const queues = [...this.#queues.values()].filter((queue) => queue.deref() !== undefined).length;
-    return { context: brief(this.context), queues, waits: this.#waiting };
+    return { context: brief(this.context), waits: this.#waits };
   }
 
   protected readonly destroyVerb = 'ibv_destroy_comp_channel';

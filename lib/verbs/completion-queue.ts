@@ -23,9 +23,6 @@ const TURN = 512;
 // Who wants to spin for longer calls poll().
 const MAX_SPIN_US = 1_000_000;
 
-// What is waited for: a queue that only a pending wait refers to must not be collected, or the wait would never end.
-const waits = new Set<object>();
-
 /** How a completion queue is made. */
 export interface CqOptions {
   /**
@@ -72,7 +69,8 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
   #spinUs = 0;
   // How many the last poll found.
   #found = 0;
-  readonly #waiters = new Set<{ resolve: () => void; reject: (error: Error) => void }>();
+  // Who waits for an event. While there are any, the channel knows the queue.
+  #waiters: Waiter[] = [];
 
   /**
    * @param create - calls the create verb, for a queue that events call by that number
@@ -101,7 +99,6 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
     const ring = createRing(this.handle, RING_CAPACITY);
     this.#list = ring.list;
     this.#cursor = ring.cursor;
-    channel?.attach(id, this);
     context.events.enter('cq', id, this);
   }
 
@@ -271,27 +268,42 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
 
   /** An event arrived for this queue. @internal */
   onEvent(): void {
-    for (const waiter of this.#waiters) waiter.resolve();
+    this.#endWaits((waiter) => waiter.resolve());
+  }
+
+  #endWaits(end: (waiter: Waiter) => void): void {
+    if (this.#waiters.length === 0) return;
+    for (const waiter of this.#waiters) end(waiter);
+    this.#waiters = [];
+    this.channel?.endWait(this.#id);
   }
 
   /** Resolves at the next event, for who has armed the queue and polled it empty since. @internal */
-  async nextEvent(signal: AbortSignal | undefined): Promise<void> {
+  nextEvent(signal: AbortSignal | undefined): Promise<void> {
     const channel = this.#requireChannel();
     this.#immediate = 0;
-    const { promise, resolve, reject } = withResolvers();
-    const waiter = { queue: this, resolve, reject };
-    const abort = () => reject(signal?.reason as Error);
-    this.#waiters.add(waiter);
-    waits.add(waiter);
-    signal?.addEventListener('abort', abort, { once: true });
-    channel.wait(1);
+    if (this.#waiters.length === 0) channel.beginWait(this.#id, this);
+    let waiter: Waiter | undefined;
+    const event = new Promise<void>((resolve, reject) => {
+      waiter = { resolve, reject };
+      this.#waiters.push(waiter);
+    });
+    return signal ? this.#orAborted(event, waiter as Waiter, signal) : event;
+  }
+
+  async #orAborted(event: Promise<void>, waiter: Waiter, signal: AbortSignal): Promise<void> {
+    const abort = () => {
+      waiter.reject(signal.reason as Error);
+      const index = this.#waiters.indexOf(waiter);
+      if (index === -1) return;
+      this.#waiters.splice(index, 1);
+      if (this.#waiters.length === 0) this.channel?.endWait(this.#id);
+    };
+    signal.addEventListener('abort', abort, { once: true });
     try {
-      await promise;
+      await event;
     } finally {
-      channel.wait(-1);
-      signal?.removeEventListener('abort', abort);
-      this.#waiters.delete(waiter);
-      waits.delete(waiter);
+      signal.removeEventListener('abort', abort);
     }
   }
 
@@ -397,15 +409,19 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
   protected readonly destroyVerb = 'ibv_destroy_cq';
 
   protected override onLost(): void {
-    for (const waiter of this.#waiters) waiter.reject(new RdmaDeviceLostError(this.describe()));
+    this.#endWaits((waiter) => waiter.reject(new RdmaDeviceLostError(this.describe())));
   }
 
   protected destroy(): void {
     binding().destroyCq(this.handle);
-    this.channel?.detach(this.#id);
     this.context.events.leave('cq', this.#id);
-    for (const waiter of this.#waiters) waiter.reject(new RdmaClosedError(this.describe()));
+    this.#endWaits((waiter) => waiter.reject(new RdmaClosedError(this.describe())));
   }
+}
+
+interface Waiter {
+  resolve(): void;
+  reject(error: Error): void;
 }
 
 /** What `poll()` fills: what the doorbell calls it, and who reads it. @internal */
@@ -425,15 +441,4 @@ let lastId = 0;
 function nextId(): number {
   lastId = (lastId % 0xffff_ffff) + 1;
   return lastId;
-}
-
-// Promise.withResolvers, which Node 20 lacks.
-function withResolvers(): { promise: Promise<void>; resolve: () => void; reject: (error: Error) => void } {
-  let resolve: () => void = () => {};
-  let reject: (error: Error) => void = () => {};
-  const promise = new Promise<void>((yes, no) => {
-    resolve = yes;
-    reject = no;
-  });
-  return { promise, resolve, reject };
 }

@@ -89,11 +89,14 @@ class CmEvents final : public Owner {
   void OnReadable() {
     std::vector<uint32_t> numbers;
     rdma_cm_event* event = nullptr;
-    while (rdma_get_cm_event(channel_->get(), &event) == 0) {
+    bool is_over = false;
+    while (!is_over && numbers.size() < kMostNumbers) {
+      is_over = rdma_get_cm_event(channel_->get(), &event) != 0;
+      if (is_over) continue;
       Copy(*event, &numbers);
       rdma_ack_cm_event(event);
     }
-    if (!IsTryAgain(errno)) poller_->GiveUp();
+    if (is_over && !IsTryAgain(errno)) poller_->GiveUp();
     if (!numbers.empty()) CallFromLoop(env_, callback_, numbers);
   }
 
@@ -150,7 +153,7 @@ Napi::Value CreateEventChannel(const Napi::CallbackInfo& info) {
   return WrapHandle(info.Env(), Unwrap(info.Env(), CmChannelHandle::Create()));
 }
 
-// (channel, callback: (numbers: number[]) => void): the events, one after another, as Copy() lays them out.
+// (channel, callback: (...numbers: number[]) => void): the events, one after another, as Copy() lays them out.
 Napi::Value CreateCmEvents(const Napi::CallbackInfo& info) {
   auto channel = HandleArg<CmChannelHandle>(info, 0);
   if (!info[1].IsFunction()) ThrowType(info.Env(), "callback is not a function");

@@ -63,17 +63,16 @@ void CallFromLoop(napi_env env, napi_ref callback, const std::vector<uint32_t>& 
   if (napi_open_handle_scope(env, &scope) != napi_ok) return;
   napi_value function = nullptr;
   napi_value global = nullptr;
-  napi_value list = nullptr;
+  std::vector<napi_value> arguments(numbers.size());
   bool is_ready = napi_get_reference_value(env, callback, &function) == napi_ok && function != nullptr &&
-                  napi_get_global(env, &global) == napi_ok &&
-                  napi_create_array_with_length(env, numbers.size(), &list) == napi_ok;
+                  napi_get_global(env, &global) == napi_ok;
   for (size_t i = 0; is_ready && i < numbers.size(); i++) {
-    napi_value number = nullptr;
-    is_ready = napi_create_uint32(env, numbers[i], &number) == napi_ok &&
-               napi_set_element(env, list, static_cast<uint32_t>(i), number) == napi_ok;
+    is_ready = napi_create_uint32(env, numbers[i], &arguments[i]) == napi_ok;
   }
   napi_value exception = nullptr;
-  if (is_ready && napi_make_callback(env, nullptr, global, function, 1, &list, nullptr) == napi_pending_exception &&
+  if (is_ready &&
+      napi_make_callback(env, nullptr, global, function, arguments.size(), arguments.data(), nullptr) ==
+          napi_pending_exception &&
       napi_get_and_clear_last_exception(env, &exception) == napi_ok) {
     napi_fatal_exception(env, exception);
   }

@@ -46,7 +46,11 @@ class FdPoller {
   bool closing_ = false;
 };
 
-// Calls JavaScript from libuv with an array of numbers; nothing is thrown. In a thread that is being terminated every
+// Numbers of one call: they are its arguments, which are cheaper than an array and lie on the stack. Who has more
+// leaves the rest where it is, so that the descriptor stays readable.
+constexpr size_t kMostNumbers = 1U << 13;
+
+// Calls JavaScript from libuv with the numbers; nothing is thrown. In a thread that is being terminated every
 // call into JavaScript fails, the making of an exception too, and nobody listens any more.
 void CallFromLoop(napi_env env, napi_ref callback, const std::vector<uint32_t>& numbers);
 

@@ -78,14 +78,18 @@ class AsyncEvents final : public Owner {
   void OnReadable() {
     std::vector<uint32_t> numbers;
     ibv_async_event event{};
-    while ((errno = 0, ibv_get_async_event(context_->get(), &event)) == 0) {
+    bool is_over = false;
+    while (!is_over && numbers.size() < kMostNumbers) {
+      errno = 0;
+      is_over = ibv_get_async_event(context_->get(), &event) != 0;
+      if (is_over) continue;
       const Element element = ElementOf(event);
       const uint32_t type = event.event_type;
       ibv_ack_async_event(&event);
       numbers.insert(numbers.end(), {type, element.kind, element.number});
     }
     // The descriptor of a device that was removed cannot be read any more, and stays readable.
-    if (!IsTryAgain(errno)) {
+    if (is_over && !IsTryAgain(errno)) {
       poller_->GiveUp();
       numbers.insert(numbers.end(), {IBV_EVENT_DEVICE_FATAL, kDevice, 0});
     }
@@ -104,7 +108,7 @@ RDMA_HANDLE_TYPE(AsyncEvents, "AsyncEvents", 101);
 
 namespace {
 
-// (context, callback: (numbers: number[]) => void): type, kind and number of each event, one after another.
+// (context, callback: (...numbers: number[]) => void): type, kind and number of each event, one after another.
 Napi::Value CreateAsyncEvents(const Napi::CallbackInfo& info) {
   auto context = HandleArg<ContextHandle>(info, 0);
   if (!info[1].IsFunction()) ThrowType(info.Env(), "callback is not a function");

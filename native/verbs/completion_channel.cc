@@ -50,7 +50,7 @@ class ChannelEvents final : public Owner {
       auto* handle = static_cast<CqHandle*>(owner);
       handle->CountEvent();
       if (std::find(ids.begin(), ids.end(), handle->id()) == ids.end()) ids.push_back(handle->id());
-    } while (ids.size() < queues);
+    } while (ids.size() < std::min(queues, kMostNumbers));
     if (is_gone) {
       poller_->GiveUp();
       ids.clear();
@@ -74,7 +74,7 @@ Napi::Value CreateCompChannel(const Napi::CallbackInfo& info) {
   return WrapHandle(info.Env(), Unwrap(info.Env(), ChannelHandle::Create(HandleArg<ContextHandle>(info, 0))));
 }
 
-// (channel, callback: (cqIds: number[]) => void)
+// (channel, callback: (...cqIds: number[]) => void)
 Napi::Value CreateChannelEvents(const Napi::CallbackInfo& info) {
   auto channel = HandleArg<ChannelHandle>(info, 0);
   if (!info[1].IsFunction()) ThrowType(info.Env(), "callback is not a function");

@@ -68,7 +68,7 @@ describe('an object of verbs', () => {
     const texts = new Map<object, string>([
       [context, `Context { name: '${deviceA}', numCompVectors: N }`],
       [pd, `ProtectionDomain { context: Context of ${deviceA} }`],
-      [channel, `CompletionChannel { context: Context of ${deviceA}, queues: 1, waits: 0 }`],
+      [channel, `CompletionChannel { context: Context of ${deviceA}, waits: 0 }`],
       [cq, `CompletionQueue { cqe: N, context: Context of ${deviceA}, channel: CompletionChannel, queuePairs: 1 }`],
       [polled, `CompletionQueue { cqe: N, context: Context of ${deviceA}, channel: null, queuePairs: 1 }`],
       [srq, 'SharedReceiveQueue { srqType: BASIC, maxWr: N, maxSge: N, recvsInFlight: 1 }'],
