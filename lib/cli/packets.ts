@@ -117,10 +117,9 @@ class Shower {
   readonly #text = new PacketLines();
   readonly #tracker: FlowTracker;
   #origin: bigint | undefined;
-  #second = 0;
-  #secondText = '0.';
-  #base = 0n;
-  #baseText = '0';
+  #secondText = '0';
+  /** The second that `#secondText` names; at first, none. */
+  #base = -(1n << 64n);
 
   constructor(flags: PacketFlags) {
     this.#flags = flags;
@@ -142,7 +141,7 @@ class Shower {
     if (show !== 'packets') return;
     const { icrcOk } = view;
     if (icrcOk === false) this.totals.badIcrc++;
-    if (json) this.lines.add(this.#text.json(view, icrcOk, `"type":"packet","time":"${this.#stamp(timestamp)}"`));
+    if (json) this.lines.add(this.#text.json(view, icrcOk, this.#stamp(timestamp)));
     else this.lines.add(`${this.#time(timestamp)} ${this.#text.describe(view, icrcOk)}`);
   }
 
@@ -163,24 +162,30 @@ class Shower {
   /** Seconds since the first packet. */
   #time(timestamp: bigint): string {
     this.#origin ??= timestamp;
-    const nanoseconds = Number(timestamp - this.#origin);
-    const seconds = Math.floor(nanoseconds / 1e9);
-    if (seconds !== this.#second) [this.#second, this.#secondText] = [seconds, `${seconds}.`];
-    // A leading one keeps the zeros.
-    return this.#secondText + String(1e9 + nanoseconds - seconds * 1e9).slice(1);
+    // What was merged is not always in order.
+    if (timestamp < this.#origin) return `-${this.#time(2n * this.#origin - timestamp)}`;
+    const digits = this.#digits(timestamp, this.#origin);
+    return `${this.#secondText}.${digits}`;
   }
 
-  /** Nanoseconds since 1970; those of a second differ in nine digits. */
+  /** What JSON of a packet begins with: nanoseconds since 1970. */
   #stamp(timestamp: bigint): string {
+    const digits = this.#digits(timestamp, 0n);
+    // Before 2001 there is a digit less.
+    return `"type":"packet","time":"${this.#secondText === '0' ? Number(digits) : this.#secondText + digits}"`;
+  }
+
+  /** The nine digits below a second since then; thousands of packets share what stands before them, `#secondText`. */
+  #digits(timestamp: bigint, since: bigint): string {
     let nanoseconds = Number(timestamp - this.#base);
     if (nanoseconds < 0 || nanoseconds >= 1e9) {
-      const seconds = timestamp / 1_000_000_000n;
-      this.#base = seconds * 1_000_000_000n;
-      this.#baseText = String(seconds);
+      const seconds = (timestamp - since) / 1_000_000_000n;
+      this.#base = since + seconds * 1_000_000_000n;
+      this.#secondText = String(seconds);
       nanoseconds = Number(timestamp - this.#base);
     }
-    // Before 2001 there is a digit less.
-    return this.#baseText === '0' ? String(nanoseconds) : this.#baseText + String(1e9 + nanoseconds).slice(1);
+    // A leading one keeps the zeros; as a whole number it is text sooner.
+    return String((1e9 + nanoseconds) | 0).slice(1);
   }
 
   #event(event: FlowEvent): void {

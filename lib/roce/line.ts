@@ -108,8 +108,18 @@ const KEPT = 4096;
 interface Route {
   text: string;
   beginnings: Map<number, string>;
-  /** Those of JSON. */
-  json: Map<number, string>;
+  json: Map<number, JsonLine>;
+}
+
+/** What lines of JSON share: how they begin, and what stands behind the PSN; of one flow that seldom changes. */
+interface JsonLine {
+  beginning: string;
+  payloadLength: number;
+  ecn: number;
+  dscp: number;
+  srcPort: number;
+  /** `',"length":1024,"ecn":2,"dscp":26,"srcPort":49152'` */
+  middle: string;
 }
 
 /**
@@ -120,7 +130,6 @@ export class PacketLines {
   // By the two addresses of IPv4.
   readonly #routes = new Map<number, Map<number, Route>>();
   #size = 0;
-  #last = { payloadLength: -1, ecn: 0, dscp: 0, srcPort: 0, network: 4 as PacketView['network'], text: '' };
 
   /**
    * Describes a packet.
@@ -152,46 +161,36 @@ export class PacketLines {
    * @param before - members of the object that come first, such as `'"type":"packet"'`
    */
   json(view: PacketView, icrcOk: boolean | undefined = view.icrcOk, before: string = ''): string {
-    let text = `{${before}${before === '' ? '' : ','}${this.#jsonBeginning(view)}${view.psn}`;
-    text += this.#jsonMiddle(view);
+    const line = this.#jsonLine(view);
+    const { payloadLength, ecn, dscp, srcPort } = view;
+    if (payloadLength !== line.payloadLength || ecn !== line.ecn || dscp !== line.dscp || srcPort !== line.srcPort) {
+      const port = view.network === 'grh' ? '' : `,"srcPort":${srcPort}`;
+      const middle = [`,"length":${payloadLength},"ecn":${ecn},"dscp":${dscp}`, port].join('');
+      Object.assign(line, { payloadLength, ecn, dscp, srcPort, middle });
+    }
+    // Few pieces: each one is an object, and is copied on its own in the end.
+    let text = `{${before}${before === '' ? line.beginning.slice(1) : line.beginning}${view.psn}${line.middle}`;
     if (view.ackReq) text += ',"ackReq":true';
     if (view.se) text += ',"se":true';
     const { srcQp, va, syndrome } = view;
     if (srcQp !== undefined) text += `,"srcQp":${srcQp}`;
     if (va !== undefined) text += `,"va":"0x${va.toString(16)}","rkey":${view.rkey},"dmaLen":${view.dmaLen}`;
     if (syndrome !== undefined) text += `,"syndrome":"${syndromes[syndrome]}","msn":${view.msn}`;
-    if (icrcOk !== undefined) text += icrcOk ? ',"icrcOk":true' : ',"icrcOk":false';
-    return `${text}}`;
+    if (icrcOk === undefined) return `${text}}`;
+    return text + (icrcOk ? ',"icrcOk":true}' : ',"icrcOk":false}');
   }
 
-  /** `',"length":1024,"ecn":2,"dscp":26,"srcPort":49152'`: the same as of the packet before, more often than not. */
-  #jsonMiddle({ payloadLength, ecn, dscp, srcPort, network }: PacketView): string {
-    const last = this.#last;
-    if (
-      payloadLength !== last.payloadLength ||
-      ecn !== last.ecn ||
-      dscp !== last.dscp ||
-      srcPort !== last.srcPort ||
-      network !== last.network
-    ) {
-      const port = network === 'grh' ? [] : [',"srcPort":', srcPort];
-      const text = [',"length":', payloadLength, ',"ecn":', ecn, ',"dscp":', dscp, ...port].join('');
-      this.#last = { payloadLength, ecn, dscp, srcPort, network, text };
-    }
-    return this.#last.text;
-  }
-
-  #jsonBeginning(view: PacketView): string {
-    if (view.network !== 4) return jsonBeginning(view);
+  #jsonLine(view: PacketView): JsonLine {
+    if (view.network !== 4) return newJsonLine(view);
     const { json } = this.#route(view);
     const key = view.destQp * 256 + view.opcode;
-    let begun = json.get(key);
-    if (begun === undefined) {
-      begun = jsonBeginning(view);
+    let line = json.get(key);
+    if (line === undefined) {
+      line = newJsonLine(view);
       this.#count();
-      json.set(key, begun);
+      json.set(key, line);
     }
-    return begun;
+    return line;
   }
 
   /** `'10.0.0.1 > 10.0.0.2 QP 0x000011 RC_RDMA_WRITE_ONLY psn '` */
@@ -234,5 +233,7 @@ export class PacketLines {
 const beginning = (route: string, view: PacketView) =>
   [route, ' QP 0x', hex24(view.destQp), ' ', view.info.name, ' psn '].join('');
 
-const jsonBeginning = ({ src, dst, info, destQp }: PacketView) =>
-  [`"src":"${src}","dst":"${dst}","opcode":"${info.name}","destQp":`, destQp, ',"psn":'].join('');
+const newJsonLine = ({ src, dst, info, destQp }: PacketView): JsonLine => ({
+  beginning: [`,"src":"${src}","dst":"${dst}","opcode":"${info.name}","destQp":`, destQp, ',"psn":'].join(''),
+  ...{ payloadLength: -1, ecn: 0, dscp: 0, srcPort: 0, middle: '' },
+});

@@ -105,6 +105,10 @@ describe('node-rdma decode', () => {
       ({ type }) => type === 'packet',
     );
     expect(packets.map(({ time }) => time)).toEqual(times.map(String));
+    const lines = (await command(['decode', path])).stdout.split('\n').slice(0, times.length);
+    expect(lines.map((line) => line.split(' ')[0])).toEqual([
+      ...['0.000000000', '0.999999994', '1.000000000', '1700000000.999999994', '1700000000.999999995', '-0.000000002'],
+    ]);
   });
 
   it('diagnoses loss, and shows events', async () => {
