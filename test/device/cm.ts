@@ -1,10 +1,10 @@
 /** What the tests of the connection manager share: the wire's two addresses, and one connection made step by step. */
 import { networkInterfaces } from 'node:os';
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 import {
   type CmEvent,
   CmEventType,
-  type CmId,
+  CmId,
   type CompletionQueue,
   type ConnParam,
   createEventChannel,
@@ -163,3 +163,17 @@ export class CmPair implements Disposable {
 }
 
 export { deviceA, deviceB };
+
+type Step = 'resolveAddr' | 'resolveRoute' | 'createQp' | 'connect' | 'accept';
+
+/** Does something when the next step of that name has begun, of whatever id; the step goes on. */
+export function during(step: Step, act: () => void): void {
+  const original = CmId.prototype[step] as (this: CmId, ...args: unknown[]) => Promise<unknown>;
+  const spy = vi.spyOn(CmId.prototype as Record<Step, typeof original>, step);
+  spy.mockImplementation(function (this: CmId, ...args) {
+    spy.mockRestore();
+    const result = original.apply(this, args);
+    act();
+    return result;
+  });
+}

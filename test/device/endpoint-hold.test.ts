@@ -13,9 +13,10 @@ import {
   listenTcp,
   type MemorySlice,
   openDevice,
+  QpState,
   RdmaClosedError,
 } from '../../lib/index.ts';
-import { addressA, addressB } from './cm.ts';
+import { addressA, addressB, during, rejection } from './cm.ts';
 import { Ends, outcomes } from './endpoints.ts';
 import {
   collect,
@@ -104,7 +105,7 @@ describe('connections', () => {
     for (const endpoint of accepted) await within(endpoint.close(), 'a close');
   });
 
-  it.runIf(isRxe)('of the connection manager likewise', async () => {
+  it.runIf(isRxe)('of the connection manager likewise, in each of its steps', async () => {
     using pdA = openDevice(deviceA).allocPd();
     using pdB = openDevice(deviceB).allocPd();
     const listener = await listen({ port: 0, host: addressB });
@@ -117,17 +118,16 @@ describe('connections', () => {
       }
     })();
     const reason = new Error('enough');
-    for (const turns of [0, 2, 5, 10, 20, 40, 80]) {
+    for (const stage of ['resolveAddr', 'resolveRoute', 'createQp', 'connect'] as const) {
       const controller = new AbortController();
+      let isReached = false;
+      during(stage, () => {
+        isReached = true;
+        controller.abort(reason);
+      });
       const to = { pd: pdA, host: addressB, localAddress: addressA, port: listener.port, timeoutMs: DEADLINE_MS / 2 };
-      const attempt = within(connect({ ...to, signal: controller.signal }), 'the attempt');
-      for (let i = 0; i < turns; i++) await new Promise((resolve) => setImmediate(resolve));
-      controller.abort(reason);
-      try {
-        await (await attempt).close();
-      } catch (error) {
-        expect(error).toBe(reason);
-      }
+      const attempt = rejection(connect({ ...to, signal: controller.signal }));
+      expect([await within(attempt, stage), isReached], stage).toEqual([reason, true]);
     }
     await within(Promise.all(answers), 'the answers');
     await within(listener.close(), 'the close of the listener');
@@ -266,6 +266,26 @@ describe.runIf(isRxe)('a wire that loses', () => {
       }
     },
   );
+
+  it('the request of a connection takes it to be sent again', { timeout: 2 * DEADLINE_MS }, async () => {
+    using pdA = openDevice(deviceA).allocPd();
+    using pdB = openDevice(deviceB).allocPd();
+    const listener = await listen({ port: 0, host: addressB });
+    const accepted = listener.getRequest().then((request) => request.accept({ pd: pdB, timeoutMs: DEADLINE_MS }));
+    during('connect', () => lose(100));
+    const to = { pd: pdA, host: addressB, localAddress: addressA, port: listener.port, timeoutMs: DEADLINE_MS };
+    const connected = connect(to);
+    try {
+      await until(() => lost() > 0, 'the loss of the request');
+    } finally {
+      lose(0);
+    }
+    const [here, there] = await within(Promise.all([connected, accepted]), 'the connection');
+    expect([here.qp.state, there.qp.state]).toEqual([QpState.RTS, QpState.RTS]);
+    for (const endpoint of [here, there]) await within(endpoint.close(), 'a close');
+    await listener.close();
+    for (const pd of [pdA, pdB]) pd.context.close({ cascade: true });
+  });
 
   it('everything for three seconds, likewise', { timeout: 200_000 }, async () => {
     // A second for each of 7 attempts: longer than the wire is cut.
