@@ -1,12 +1,12 @@
 import { Argument, type Command } from 'commander';
-import { subcommand } from './frame.ts';
+import { run, subcommand } from './frame.ts';
 import { print } from './output.ts';
 
 /** The subcommand `completion`, for all of `program`. */
 export function completionCommand(program: Command): Command {
   return subcommand('completion', 'Print what makes a shell complete this command: source <(node-rdma completion bash)')
     .addArgument(new Argument('<shell>', 'which shell').choices(['bash', 'zsh']))
-    .action((shell: string) => print(completionScript(program, shell === 'zsh')));
+    .action((shell: string) => run(() => print(completionScript(program, shell === 'zsh'))));
 }
 
 /** What can follow a (sub)command: its subcommands, and its options. */

@@ -40,7 +40,7 @@ export interface Ending {
 }
 
 /**
- * Runs a subcommand: its signal is aborted by SIGINT, SIGTERM and SIGHUP, and by a reader of stdout that has gone. A
+ * Runs a subcommand: its signal is aborted by SIGINT, SIGTERM and SIGHUP, and by a stdout that takes no more. A
  * second one ends the process at once. What it throws becomes one line on stderr and an exit code.
  */
 export async function run(work: (signal: AbortSignal) => Promise<void> | void, ending: Ending = {}): Promise<void> {
@@ -52,8 +52,9 @@ export async function run(work: (signal: AbortSignal) => Promise<void> | void, e
   };
   const onSignal = (name: NodeJS.Signals) => stop(name, 128 + constants.signals[name]);
   const onError = (error: NodeJS.ErrnoException) => {
-    if (error.code !== 'EPIPE') throw error;
-    if (!abort.signal.aborted) stop('SIGPIPE', 128 + constants.signals.SIGPIPE);
+    if (abort.signal.aborted) return;
+    if (error.code !== 'EPIPE') console.error(`node-rdma: ${error.message}`);
+    stop('SIGPIPE', error.code === 'EPIPE' ? 128 + constants.signals.SIGPIPE : Exit.FAILED);
   };
   const names = ending.isBusy ? [] : (['SIGINT', 'SIGTERM', 'SIGHUP'] as const);
   for (const name of names) process.on(name, onSignal);

@@ -69,7 +69,7 @@ interface LossFlags extends Output {
 }
 
 function lossRates(text: string, before: number[] = []): number[] {
-  return [...before, positive(text)];
+  return [...before, /^0(\.0*)?$/.test(text) ? 0 : positive(text)];
 }
 
 function lossCommand(): Command {

@@ -1,5 +1,7 @@
 /** What counters mean: those of mlx5 and rxe, the standard ones of a port, and what ethtool tells of pause and drops. */
 
+import { string } from '../args.ts';
+
 /**
  * What it means when a counter rises. `'traffic'`: work is done. `'designed'`: the network works as it should.
  * `'pause'`: fine now and then, and trouble when it goes on. `'loss'`: packets are dropped. `'software'`: a program is at
@@ -139,6 +141,7 @@ const rows: Row[] = [
  * @returns undefined for one that is not known here
  */
 export function counterMeaning(name: string): CounterMeaning | undefined {
+  string(name, 'name');
   const row = rows.find(([pattern]) => pattern.test(name));
   if (row === undefined) return undefined;
   const [, kind, unit, text] = row;

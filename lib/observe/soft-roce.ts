@@ -3,6 +3,7 @@ import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { string } from '../args.ts';
 import { RdmaUnavailableError } from '../errors.ts';
 import { listFolder, readState, readText, sysfsFolder } from './sysfs.ts';
 
@@ -93,6 +94,7 @@ export async function addSoftRoce(netdev: string, name?: string): Promise<SoftRo
  * @throws Error `ERR_SOFT_ROCE` when there is none, or it is no Soft-RoCE
  */
 export async function removeSoftRoce(which: string): Promise<SoftRoceLink> {
+  string(which, 'which');
   const link = listSoftRoce().find(({ name, netdev }) => name === which || netdev === which);
   if (link === undefined) {
     const isOther = listFolder(devicesFolder()).includes(which);

@@ -3,7 +3,7 @@
 import { createWriteStream, readSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { pipeline } from 'node:stream/promises';
-import { object, readOptions, typeError, valueError } from '../args.ts';
+import { integer, object, readOptions, typeError, uint32, valueError } from '../args.ts';
 import { ByteQueue } from './byte-queue.ts';
 import { type CapturedPacket, CaptureRecord } from './capture-record.ts';
 import { PacketError } from './errors.ts';
@@ -25,6 +25,7 @@ export class CaptureParser {
    * @param chunk - the next bytes of the file, however many
    */
   push(chunk: Uint8Array): void {
+    if (!(chunk instanceof Uint8Array)) throw typeError('chunk', 'a Uint8Array', chunk);
     this.#queue.push(chunk);
   }
 
@@ -142,9 +143,11 @@ export async function* encodeCapture(
   let isEmpty = true;
   for await (const packet of packets) {
     isEmpty = false;
-    const { timestamp, bytes } = object(packet, 'packet');
+    const { timestamp, bytes, wireLength = 0, linkType = 0 } = object(packet, 'packet');
     if (typeof timestamp !== 'bigint') throw typeError('packet.timestamp', 'a bigint', timestamp);
     if (!(bytes instanceof Uint8Array)) throw typeError('packet.bytes', 'a Uint8Array', bytes);
+    uint32(wireLength, 'packet.wireLength');
+    integer(linkType, 'packet.linkType', 0, 0xffff);
     for (const part of encoder.encode(packet)) {
       parts.push(part);
       size += part.length;

@@ -1,6 +1,6 @@
 /** A view of captures by connection: messages, losses, refusals, latencies, congestion. */
 
-import { integer, readOptions } from '../args.ts';
+import { instance, integer, readOptions, typeError } from '../args.ts';
 import type { CaptureRecord } from './capture-record.ts';
 import type { FlowEvent, FlowEventBody } from './flow-events.ts';
 import { Flow, type FlowContext } from './flow-state.ts';
@@ -86,6 +86,8 @@ export class FlowTracker {
    * @param view - a view that has loaded the packet; nothing of it is kept
    */
   add(timestamp: bigint, view: PacketView): void {
+    if (typeof timestamp !== 'bigint') throw typeError('timestamp', 'a bigint', timestamp);
+    instance(view, 'view', PacketView);
     this.#origin ??= timestamp;
     const time = Number(timestamp - this.#origin);
     const entry = this.#find(view, timestamp);

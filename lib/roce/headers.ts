@@ -1,6 +1,6 @@
 /** The base transport header and the extended headers as plain objects: where each field lies, to the bit. */
 
-import { boolean, integer, typeError, uint64 } from '../args.ts';
+import { boolean, integer, object, typeError, uint64, valueError } from '../args.ts';
 import { PacketError } from './errors.ts';
 import { BTH_LENGTH, type ExtendedHeader, extendedHeaderLength } from './opcodes.ts';
 
@@ -168,11 +168,13 @@ export function hasFields(header: ExtendedHeader): header is ExtendedHeader & ke
 }
 
 function lengthOf(name: keyof Headers): number {
+  if (!fieldsOf.has(name)) throw valueError(`name must be one of ${[...fieldsOf.keys()].join(', ')}`);
   return name === 'bth' ? BTH_LENGTH : extendedHeaderLength[name];
 }
 
 /** Writes a header's fields into zeroed bytes. */
 export function writeHeader<K extends keyof Headers>(target: Buffer, at: number, name: K, value: HeaderInit<K>): void {
+  object(value, name);
   for (const [field, [bit, bits, initial]] of fieldsOf.get(name)!) {
     const given = (value as Record<string, unknown>)[field] ?? initial;
     const label = `${name}.${field}`;

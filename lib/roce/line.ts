@@ -139,7 +139,7 @@ export class PacketLines {
    * @returns such as `'10.0.0.1 > 10.0.0.2 QP 0x000011 RC_RDMA_WRITE_ONLY psn 1000 len 18 va 0x7f0012345000 rkey 0xabcd
    *   dmalen 18 ackreq'`. Last come `ECN CE`, `BECN` and `BAD ICRC`
    */
-  describe(view: PacketView, icrcOk: boolean | undefined = view.icrcOk): string {
+  describe(view: PacketView, icrcOk: boolean | undefined = instance(view, 'view', PacketView).icrcOk): string {
     let line = `${this.#beginning(view)}${view.psn} len ${view.payloadLength}`;
     const { va, syndrome, srcQp } = view;
     if (va !== undefined) line += ` va 0x${va.toString(16)} rkey 0x${view.rkey!.toString(16)} dmalen ${view.dmaLen}`;
@@ -160,7 +160,11 @@ export class PacketLines {
    * @param icrcOk - whether the ICRC is right, if known already. Default: it is computed
    * @param before - members of the object that come first, such as `'"type":"packet"'`
    */
-  json(view: PacketView, icrcOk: boolean | undefined = view.icrcOk, before: string = ''): string {
+  json(
+    view: PacketView,
+    icrcOk: boolean | undefined = instance(view, 'view', PacketView).icrcOk,
+    before: string = '',
+  ): string {
     const line = this.#jsonLine(view);
     const { payloadLength, ecn, dscp, srcPort } = view;
     if (payloadLength !== line.payloadLength || ecn !== line.ecn || dscp !== line.dscp || srcPort !== line.srcPort) {

@@ -1,6 +1,6 @@
 /** Packets as plain objects: decode one to look at it, encode one to send it. */
 
-import { integer, readOptions, typeError, valueError } from '../args.ts';
+import { integer, object, readOptions, typeError, valueError } from '../args.ts';
 import {
   asBuffer,
   type Bth,
@@ -125,14 +125,16 @@ export function decodePacket(bytes: Uint8Array, options: { linkType?: LinkType }
  * @throws TypeError or RangeError, naming the field
  */
 export function encodePacket(packet: PacketInit): Buffer {
-  if (typeof packet !== 'object' || packet === null) throw typeError('packet', 'an object', packet);
-  if (typeof packet.bth !== 'object' || packet.bth === null) throw typeError('bth', 'an object', packet.bth);
+  object(packet, 'packet');
+  object(packet.bth, 'bth');
   const network = networkOf(packet);
   const info = opcodeTable[integer(packet.bth.opcode, 'bth.opcode', 0, 255)];
   if (info === undefined) throw valueError(`bth.opcode 0x${packet.bth.opcode.toString(16)} is reserved`);
   checkHeaders(packet, info);
   const { ethernet, payload = new Uint8Array(0) } = packet;
   if (ethernet === undefined) throw valueError('A packet needs ethernet');
+  object(ethernet, 'ethernet');
+  if (!(payload instanceof Uint8Array)) throw typeError('payload', 'a Uint8Array', payload);
   const padCnt = -payload.length & 3;
 
   const networkAt = 14 + 4 * (ethernet.vlans?.length ?? 0);
@@ -175,6 +177,8 @@ function networkOf(packet: PacketInit): Network {
   if (packet.grh !== undefined) given.push('grh');
   if (given.length !== 1) throw valueError('A packet needs exactly one of ipv4, ipv6 and grh');
   if (packet.grh !== undefined && packet.udp !== undefined) throw valueError('RoCE v1 (grh) has no udp');
+  const name = given[0] === 'grh' ? 'grh' : (`ipv${given[0]!}` as const);
+  object(packet[name], name);
   return given[0]!;
 }
 

@@ -1,5 +1,6 @@
 /** Reads packets without making objects: for captures of any size, at capture speed. */
 
+import { typeError } from '../args.ts';
 import { formatIpv4, formatIpv6 } from './addresses.ts';
 import { PacketError, type PacketErrorCode } from './errors.ts';
 import { computeIcrc, type Network } from './icrc.ts';
@@ -75,10 +76,11 @@ export class PacketView {
   load(
     bytes: Uint8Array,
     start: number = 0,
-    end: number = bytes.length,
+    end: number = bytes?.length,
     linkType: number = LinkType.ETHERNET,
     wireLength: number = end - start,
   ): boolean {
+    if (!(bytes instanceof Uint8Array)) throw typeError('bytes', 'a Uint8Array', bytes);
     this.#bytes = bytes;
     this.#start = start;
     this.#end = end;

@@ -135,7 +135,8 @@ class Sender {
 
 function number(value: unknown, name: string, min: number, max = Number.MAX_VALUE): number {
   if (typeof value !== 'number') throw typeError(name, 'a number', value);
-  if (!(value >= min && value <= max)) throw valueError(`${name} must be from ${min} to ${max}, not ${value}`);
+  const range = max === Number.MAX_VALUE ? `at least ${min}` : `from ${min} to ${max}`;
+  if (!(value >= min && value <= max)) throw valueError(`${name} must be ${range}, not ${value}`);
   return value;
 }
 

@@ -13,6 +13,10 @@ class Known {}
 
 describe('what is exported', () => {
   const nothing = undefined as never;
+  const packet = {
+    ...{ ethernet: { dst: '02:00:00:00:00:02', src: '02:00:00:00:00:01' }, ipv4: { src: '10.0.0.1', dst: '10.0.0.2' } },
+    ...{ bth: { opcode: roce.Opcode.RC_ACKNOWLEDGE, destQp: 1, psn: 1 }, aeth: { syndrome: 0, msn: 1 } },
+  };
   it.each<[string, () => unknown, string]>([
     ['chooseGid', () => lib.chooseGid(nothing), 'table'],
     ['flagNames: flags', () => lib.flagNames(nothing, 1), 'flags'],
@@ -24,6 +28,18 @@ describe('what is exported', () => {
     ['decodeHeader', () => roce.decodeHeader('bth', nothing), 'bytes'],
     ['encodePacket', () => roce.encodePacket(nothing), 'packet'],
     ['encodePacket: bth', () => roce.encodePacket({} as never), 'bth'],
+    ['encodePacket: ethernet', () => roce.encodePacket({ ...packet, ethernet: null } as never), 'ethernet'],
+    ['encodePacket: ipv4', () => roce.encodePacket({ ...packet, ipv4: null } as never), 'ipv4'],
+    ['encodePacket: aeth', () => roce.encodePacket({ ...packet, aeth: null } as never), 'aeth'],
+    ['encodePacket: payload', () => roce.encodePacket({ ...packet, payload: 'hi' } as never), 'payload'],
+    ['encodeHeader', () => roce.encodeHeader('bth', nothing), 'bth'],
+    ['PacketView.load', () => new roce.PacketView().load(nothing), 'bytes'],
+    ['PacketLines.json', () => new roce.PacketLines().json(nothing), 'view'],
+    ['PacketLines.describe', () => new roce.PacketLines().describe(nothing), 'view'],
+    ['CaptureParser.push', () => new roce.CaptureParser().push('x' as never), 'chunk'],
+    ['FlowTracker.add: timestamp', () => new roce.FlowTracker().add(1 as never, new roce.PacketView()), 'timestamp'],
+    ['FlowTracker.add: view', () => new roce.FlowTracker().add(1n, nothing), 'view'],
+    ['counterMeaning', () => observe.counterMeaning(Symbol('x') as never), 'name'],
     ['summarizePacket', () => roce.summarizePacket({} as never), 'view'],
     ['diagnoseFlow', () => roce.diagnoseFlow(nothing), 'flow'],
     ['encodeSyndrome', () => roce.encodeSyndrome(null as never), 'syndrome'],
@@ -43,12 +59,29 @@ describe('what is exported', () => {
     );
   });
 
+  const frame = { timestamp: 1n, bytes: new Uint8Array(60) };
   it.each<[string, () => AsyncGenerator<unknown>, string]>([
     ['readCapture', () => roce.readCapture(1 as never), 'source'],
+    // Of a stream that was told of an encoding.
+    ['readCapture: text', () => roce.readCapture(['x'] as never), 'chunk'],
     ['encodeCapture', () => roce.encodeCapture(nothing), 'packets'],
+    [
+      'encodeCapture: wireLength',
+      () => roce.encodeCapture([{ ...frame, wireLength: 1n } as never]),
+      'packet.wireLength',
+    ],
+    ['encodeCapture: linkType', () => roce.encodeCapture([{ ...frame, linkType: 1n } as never]), 'packet.linkType'],
   ])('names it when it is asked for the first: %s', async (_, call, name) => {
     const error = { code: 'ERR_INVALID_ARG_TYPE', message: expect.stringContaining(`${name} must be`) };
     await expect(call().next()).rejects.toMatchObject(error);
+  });
+});
+
+describe('encodeHeader and decodeHeader', () => {
+  it('name the headers that there are', () => {
+    const error = { code: 'ERR_INVALID_ARG_VALUE', message: expect.stringMatching(/^name must be one of .*\breth\b/) };
+    expect(() => roce.encodeHeader('toString' as never, {} as never)).toThrow(expect.objectContaining(error));
+    expect(() => roce.decodeHeader('grh' as never, Buffer.alloc(64))).toThrow(expect.objectContaining(error));
   });
 });
 

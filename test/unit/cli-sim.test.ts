@@ -24,6 +24,7 @@ describe('node-rdma sim', () => {
   it.each([
     [['loss'], /^0\.001\t6\d\.\d%\t99\.9%$/m],
     [['loss', '--loss', '0.01', '--window', '10'], /^0\.01\t9\d\.\d%\t99\.0%$/m],
+    [['loss', '--loss', '0', '--packets', '1000'], /^0\t100\.0%\t100\.0%$/m],
     [['loss', '--timed', '--messages', '200'], /^0\t100\.0%\t89\.35\t0\t100\.0%\t89\.35\t0$/m],
     [['dcqcn'], /^PFC only\t100\.0%\t\S+\t\S+\t87\.5%/m],
     [['pfc'], /^victim\t0\.1\d\d\t0\t0\.5\d\d\t\d+$/m],

@@ -38,6 +38,18 @@ describe('node-rdma', () => {
     }
   });
 
+  it.each([
+    'topo',
+    'doctor --json',
+    'completion bash',
+    'sim loss --packets 1000',
+    'decode test/fixtures/roce-small.pcap',
+    'decode test/fixtures/roce-small.pcap --json',
+  ])('%s says in a line that its output takes no more, with exit code 1', async (line) => {
+    const { code, stderr } = await command([], { shell: `node-rdma ${line} >/dev/full` });
+    expect([code, stderr]).toEqual([1, 'node-rdma: ENOSPC: no space left on device, write\n']);
+  });
+
   it.each(['devices', 'devinfo', 'gids'])(
     '%s says what to install where there is no libibverbs, with exit code 3',
     async (name) => {
