@@ -50,7 +50,7 @@ export default defineConfig({
       inVm('rxe', '{device,interop}/**/*', {}),
       inVm('dmabuf', 'device/{dmabuf,gpu}*', { RDMA_TEST_DMABUF: '1' }, { rxeDmabuf: true }),
       // What is different on iWARP, and what iWARP can do of the connection manager's.
-      inVm('siw', 'device/{siw,cm-interop}', { RDMA_TEST_BACKEND: 'siw' }, { siw: true }),
+      inVm('siw', 'device/{siw,cm-addresses,cm-interop}', { RDMA_TEST_BACKEND: 'siw' }, { siw: true }),
       suite('vm', { fileParallelism: false }),
       // In a browser.
       suite('pages'),

@@ -352,14 +352,17 @@ export class CmId extends Resource {
   async disconnect(options: { signal?: AbortSignal } = {}): Promise<void> {
     const { signal } = readOptions(options, 'options', ['signal']);
     const { qp } = this;
-    // An iWARP queue pair drains first, and is closed by its transport.
-    if (qp) await qp.modify({ qpState: isIwarp(qp.context) ? QpState.SQD : QpState.ERR });
+    // An iWARP queue pair drains first, and is closed by its transport: the event may be there before the call of
+    // rdma_disconnect(), and is waited for from here on.
+    const drains = qp !== undefined && isIwarp(qp.context);
+    if (qp && !drains) await qp.modify({ qpState: QpState.ERR });
     this.requireOpen();
-    if (this.#isDisconnected) {
+    const start = async () => {
+      if (drains) await qp.modify({ qpState: QpState.SQD });
+      this.requireOpen();
       binding().disconnectCmId(this.#handle);
-      return;
-    }
-    const start = () => binding().disconnectCmId(this.#handle);
+    };
+    if (this.#isDisconnected) return start();
     await this.#step({ operation: 'rdma_disconnect', ends: [E.DISCONNECTED], fails: [], start }, signal);
   }
 

@@ -2,10 +2,11 @@
 import { lookup } from 'node:dns/promises';
 import { isIP } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { getSystemErrorName } from 'node:util';
 import type { CmId } from '../cm/cm-id.ts';
 import { createEventChannel } from '../cm/event-channel.ts';
 import { resolveAddrUntil } from '../cm/resolve.ts';
-import { CmError } from '../errors.ts';
+import { CmError, RdmaError } from '../errors.ts';
 import { CmEventType } from '../native/constants.gen.ts';
 import { openDevice } from '../verbs/device.ts';
 import type { ProtectionDomain } from '../verbs/protection-domain.ts';
@@ -44,7 +45,7 @@ export interface PingResult {
   ms: number | undefined;
   /** The device by which the peer is reached; undefined when no way was found. */
   device: string | undefined;
-  /** Why none came, or the code of a rejection. */
+  /** Why none came, or the code of a rejection: a number of the connection manager, or on iWARP the name of an errno. */
   reason: string | undefined;
 }
 
@@ -159,13 +160,20 @@ async function request(
     if (error instanceof CmError && error.event === CmEventType.REJECTED && sent !== undefined) {
       const ms = performance.now() - sent;
       if (error.status === INVALID_SERVICE_ID) return { ...result, answer: 'no listener', ms, device };
-      return { ...result, answer: 'rejected', ms, device, reason: String(error.status) };
+      return { ...result, answer: 'rejected', ms, device, reason: reasonOf(error.status) };
+    }
+    // iWARP connects by TCP, whose refusal is there before the call returns.
+    if (sent !== undefined && error instanceof RdmaError && error.code === 'ECONNREFUSED') {
+      return { ...result, answer: 'no listener', ms: performance.now() - sent, device };
     }
     if (late.aborted) return { ...result, device, reason: `no answer within ${timeoutMs} ms` };
     if (seq === 1 && !(error instanceof CmError && error.code !== 'ENODEV')) throw error;
     return { ...result, device, reason: (error as Error).message };
   }
 }
+
+/** On iWARP it is an errno, negative. */
+const reasonOf = (status: number) => (status < 0 ? getSystemErrorName(status) : String(status));
 
 async function farewell(id: CmId): Promise<void> {
   try {

@@ -62,6 +62,9 @@ export const rejection = (promise: Promise<unknown>): Promise<Error & { code?: s
 /** The address of `deviceA`, and the one of `deviceB`: of IPv4, and link-local with its interface. */
 export const [addressA, addressB] = isSiw ? ['10.79.0.1', '10.79.0.2'] : ['10.78.0.1', '10.78.0.2'];
 
+/** The interfaces that have them. */
+export const [interfaceA, interfaceB] = isSiw ? ['w0', 'w1'] : ['v0', 'v1'];
+
 /** The link-local address of an interface. */
 export function linkLocal(name: string): string {
   const entry = networkInterfaces()[name]?.find(({ address }) => address.startsWith('fe80'));

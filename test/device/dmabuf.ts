@@ -1,5 +1,5 @@
 /** DMA-BUFs for the tests: those of real exporters where the kernel has them, and what the software device takes for one. */
-import { closeSync, ftruncateSync, openSync, rmSync } from 'node:fs';
+import { closeSync, ftruncateSync, openSync, readFileSync, rmSync } from 'node:fs';
 import { allocDmaHeap, createUdmabuf, type DmaBuf, openDmabuf } from '../../lib/gpu/index.ts';
 import { isRxe } from './fixture.ts';
 
@@ -39,3 +39,7 @@ export const exporters: [name: string, create: (bytes: number) => DmaBuf][] = is
 
 /** Stock Soft-RoCE registers no DMA-BUF; that of `vm --rxe-dmabuf` does. */
 export const registers = !isRxe || process.env.RDMA_TEST_DMABUF === '1';
+
+/** How many DMA-BUFs the kernel has; on the software device what stands for them is none. */
+export const kernelBuffers = (): number =>
+  isRxe ? Number(/Total (\d+) objects/.exec(readFileSync('/sys/kernel/debug/dma_buf/bufinfo', 'utf8'))?.[1]) : 0;

@@ -4,7 +4,7 @@ import { runChild } from './children.ts';
 import { isRxe } from './fixture.ts';
 
 describe.runIf(!isRxe)('the kernel', () => {
-  it('is given the vectors, access, flags, limits and ports that were asked for', async () => {
+  it('is given the vectors, access, DMA-BUFs, flags, limits and ports that were asked for', async () => {
     const { code, stdout, stderr } = await runChild('given', [], { env: { MLX5MODEL_LOG: '1' } });
     expect(code, stderr).toBe(0);
     const logged = (pattern: RegExp) => [...stderr.matchAll(pattern)].map(([, ...values]) => values.join(' '));
@@ -20,7 +20,14 @@ describe.runIf(!isRxe)('the kernel', () => {
     ]);
     expect(logged(/rate limit (\d+) kbps, bursts of (\d+), packets of (\d+)/g)).toEqual(['5000 0 0', '7000 3000 1500']);
     expect(logged(/UDP source port (\d+), port (\d+) of the bond/g)).toEqual(['55555 1', '55555 2']);
-    expect(JSON.parse(stdout)).toEqual({
+    const { dmabuf, ...found } = JSON.parse(stdout);
+    const regions = /a region of file (\d+): offset (0x\w+), (\d+) bytes, iova (0x\w+), access (0x\w+)/g;
+    expect(logged(regions)).toEqual([
+      `${dmabuf} 0x0 65536 0x0 0x1`,
+      `${dmabuf} 0x3039 100 0x7f0000000039 0x5`,
+      `${dmabuf} 0x1000 8192 0x10000000000 0x100001`,
+    ]);
+    expect(found).toEqual({
       made: { BLOCK_SELF_MCAST_LB: 'ok', SOURCE_QPN: 'EOPNOTSUPP', SCATTER_FCS: 'EOPNOTSUPP' },
       // It is for raw packets.
       limits: ['EINVAL', 'EINVAL'],

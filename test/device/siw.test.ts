@@ -34,6 +34,7 @@ import {
   WcStatus,
   WrOpcode,
 } from '../../lib/index.ts';
+import { type PingResult, ping } from '../../lib/perf/ping.ts';
 import { addressA, addressB, CmPair, deviceA, deviceB, rejection, soon } from './cm.ts';
 import {
   ALL_ACCESS,
@@ -245,6 +246,39 @@ describeSiw('iWARP', () => {
     await close(a, b);
   });
 
+  it('has batches, scopes, signals, what is not signaled, and more than its queue takes', async () => {
+    using ends = new Ends();
+    const { a: from, b: to, remote } = ends;
+    const [a, b] = await ends.connect({ cap: { maxSendWr: 4 } });
+    const sent = fill(from.buffer, 7).subarray(0, 32_000);
+    const write = (i: number): SendWr => ({
+      ...{ opcode: WrOpcode.RDMA_WRITE, sgList: from.slice(320 * i, 320), remote: remote.slice(320 * i, 320) },
+    });
+    await a.batch(Array.from({ length: 40 }, (_, i) => write(i)));
+    await a.scope((scope) => {
+      for (let i = 40; i < 70; i++) void scope.write(from.slice(320 * i, 320), remote.slice(320 * i, 320));
+    });
+    const rest = Array.from({ length: 30 }, (_, i) => [320 * (70 + i), 320] as const);
+    for (const at of rest) await a.write(from.slice(...at), remote.slice(...at), { signaled: false });
+    await a.read(from.slice(60_000, 8), remote.slice(31_992, 8));
+    expect(to.buffer.subarray(0, 32_000).equals(sent)).toBe(true);
+    expect(from.buffer.subarray(60_000, 60_008).equals(sent.subarray(31_992))).toBe(true);
+    const abort = new AbortController();
+    const given = rejection(b.recv(to.slice(0, 8), { signal: abort.signal }));
+    abort.abort(new Error('enough'));
+    expect((await given).message).toBe('enough');
+    // It takes the message all the same.
+    await a.send(from.slice(0, 8));
+    // What was sent completes first, and the end is no failure.
+    const writes = Array.from({ length: 40 }, (_, i) => a.write(from.slice(i, 8), remote.slice(40_000 + 8 * i, 8)));
+    await close(a);
+    await Promise.all(writes);
+    expect(await a.closed).toBeUndefined();
+    expect(await within(b.closed, 'the end')).toMatchObject({ code: 'ERR_RDMA_PEER_LEFT' });
+    expect(to.buffer.subarray(40_312, 40_320).equals(sent.subarray(39, 47))).toBe(true);
+    await close(b);
+  });
+
   it('ends the connection for what InfiniBand answers, and the errors say so', async () => {
     using ends = new Ends();
     const refusals: [what: string, begin: (a: Endpoint) => Promise<unknown>][] = [
@@ -307,6 +341,32 @@ describeSiw('iWARP', () => {
     const nobody = await rejection(connect({ ...to, timeoutMs }));
     expect(nobody).toBeInstanceOf(RdmaError);
     expect(nobody).toMatchObject({ code: 'ECONNREFUSED', syscall: 'rdma_connect' });
+  });
+
+  it('is pinged: by a listener, by one that rejects, and where nobody listens', async () => {
+    using ends = new Ends();
+    const listener = await listen({ port: 0, host: addressB });
+    const { port } = listener;
+    const pinged = async (count: number) => {
+      const results: PingResult[] = [];
+      const to = { host: addressB, localAddress: addressA, port, count, intervalMs: 10, timeoutMs };
+      for await (const result of ping({ ...to, signal: soon().signal, onBegin: () => {} })) results.push(result);
+      return results.map(({ answer, device, reason, ms }) => [answer, device, reason, ms! > 0]);
+    };
+    const serving = (async () => {
+      const endpoint = await (await listener.getRequest(soon())).accept({ pd: ends.pdB, timeoutMs });
+      await within(endpoint.closed, 'the end');
+      await close(endpoint);
+      (await listener.getRequest(soon())).reject();
+    })();
+    const answered = [
+      ['connected', deviceA, undefined, true],
+      ['rejected', deviceA, 'ECONNRESET', true],
+    ];
+    expect(await pinged(2)).toEqual(answered);
+    await serving;
+    await listener.close();
+    expect(await pinged(1)).toEqual([['no listener', deviceA, undefined, true]]);
   });
 
   it('connections come and go; descriptors and objects are as before', async () => {

@@ -26,6 +26,9 @@ int method_reg_dmabuf_mr(struct call* call) {
   if (err) return err;
   if (access & IBV_ACCESS_ON_DEMAND) return EOPNOTSUPP;
   if (fstat(fd, &st)) return EBADF;
+  MODEL_LOG("  a region of file %llu: offset 0x%llx, %llu bytes, iova 0x%llx, access 0x%x\n",
+            (unsigned long long)st.st_ino, (unsigned long long)offset, (unsigned long long)length,
+            (unsigned long long)iova, access);
   if (offset + length < offset || !length || offset + length > (uint64_t)st.st_size) return EINVAL;
   int mode = fcntl(fd, F_GETFL) & O_ACCMODE;
   int protection = mode == O_RDWR ? PROT_READ | PROT_WRITE : PROT_READ;

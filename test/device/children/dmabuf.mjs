@@ -1,5 +1,5 @@
 // A process with a DMA-BUF: hands it to another one and ends, or moves data with it until it is killed.
-import { connectFd, createUdmabuf } from '../../../dist/gpu/index.js';
+import { allocDmaHeap, connectFd, createUdmabuf } from '../../../dist/gpu/index.js';
 import {
   AccessFlags,
   connectionInfo,
@@ -12,16 +12,19 @@ import {
 const [what, path] = process.argv.slice(2);
 
 if (what === 'export') {
-  const dmabuf = createUdmabuf(65536);
-  dmabuf.cpuAccess('write', (bytes) => bytes.write('of a process that is gone', 5000));
-  connectFd(path).send([dmabuf]);
+  const dmabufs = [createUdmabuf(65536), allocDmaHeap(65536)];
+  for (const dmabuf of dmabufs) dmabuf.cpuAccess('write', (bytes) => bytes.write('of a process that is gone', 5000));
+  connectFd(path).send(dmabufs);
 } else {
   const access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE;
   const sides = await Promise.all(
-    [process.env.DEVICE_A, process.env.DEVICE_B].map(async (device) => {
+    [
+      [process.env.DEVICE_A, createUdmabuf(1 << 20)],
+      [process.env.DEVICE_B, allocDmaHeap(1 << 20)],
+    ].map(async ([device, dmabuf]) => {
       const pd = openDevice(device).allocPd();
       const cq = pd.context.createCq(512);
-      const mr = await createUdmabuf(1 << 20).register(pd, { access });
+      const mr = await dmabuf.register(pd, { access });
       return { cq, mr, qp: pd.createQp({ sendCq: cq }) };
     }),
   );

@@ -1,5 +1,7 @@
 // Asks for what the software device only takes note of, on Ethernet or InfiniBand. Its log, on stderr, shows what reached
 // the kernel; stdout, as JSON, how that ended.
+import { fstatSync, ftruncateSync, openSync, rmSync } from 'node:fs';
+import { importDmabuf } from '../../../dist/gpu/index.js';
 import {
   AccessFlags,
   connectionInfo,
@@ -34,6 +36,21 @@ const onEthernet = async () => {
   const { LOCAL_WRITE, RELAXED_ORDERING, HUGETLB, ON_DEMAND, REMOTE_READ } = AccessFlags;
   for (const access of [LOCAL_WRITE | RELAXED_ORDERING, REMOTE_READ | HUGETLB, LOCAL_WRITE | ON_DEMAND])
     pd.allocSync(8192, { access });
+
+  // What stands for a DMA-BUF: a file, which its number names.
+  const path = `/dev/shm/node-rdma-${process.pid}-given`;
+  const fd = openSync(path, 'wx+');
+  rmSync(path);
+  ftruncateSync(fd, 65_536);
+  found.dmabuf = fstatSync(fd).ino;
+  await importDmabuf(pd, fd);
+  await importDmabuf(pd, fd, {
+    offset: 12_345,
+    length: 100,
+    iova: 0x7f00_0000_0039n,
+    access: LOCAL_WRITE | REMOTE_READ,
+  });
+  pd.regDmabufMrSync(fd, { offset: 4096, length: 8192, iova: 2n ** 40n, access: LOCAL_WRITE | RELAXED_ORDERING });
 
   const made = {};
   for (const [name, more] of Object.entries({
