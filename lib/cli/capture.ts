@@ -1,12 +1,12 @@
-import { once } from 'node:events';
-import { createWriteStream, type WriteStream } from 'node:fs';
+import { type FileHandle, open } from 'node:fs/promises';
 import type { Command } from 'commander';
 import { captureInterface } from '../roce/index.ts';
-import { Complaint, Exit, positive, run, subcommand, whole } from './frame.ts';
+import { Complaint, Exit, run, seconds, subcommand, whole } from './frame.ts';
 import { type PacketFlags, showOption, showPackets } from './packets.ts';
 
 interface Flags extends PacketFlags {
   write?: string;
+  /** Milliseconds. */
   duration?: number;
   filter?: string;
   snapLength?: number;
@@ -20,7 +20,7 @@ export function captureCommand(): Command {
     .option('-w, --write <file>', 'keep the capture in this file too, for decode and Wireshark')
     .option('--qp <number>', 'show only packets to or from this queue pair', whole(0, 0xff_ffff))
     .option('--count <packets>', 'stop after so many RoCE packets', whole(1))
-    .option('--duration <seconds>', 'stop after this time', positive)
+    .option('--duration <seconds>', 'stop after this time', seconds)
     .option('--snap-length <bytes>', 'keep only so much of each packet', whole(64, 262_144))
     .option('--filter <expression>', 'capture this instead of RoCE, as pcap-filter(7) says')
     .option('--json', 'an object in each line; the type of each tells what it is')
@@ -33,15 +33,14 @@ export function captureCommand(): Command {
 
 async function capture(name: string, flags: Flags, signal: AbortSignal): Promise<void> {
   const { duration, filter, snapLength, write } = flags;
-  const end = duration === undefined ? signal : AbortSignal.any([signal, AbortSignal.timeout(duration * 1000)]);
+  const end = duration === undefined ? signal : AbortSignal.any([signal, AbortSignal.timeout(duration)]);
   const chunks = captureInterface(name, {
     signal: end,
     onMessage: (line) => console.error(line),
     ...(filter !== undefined && { filter }),
     ...(snapLength !== undefined && { snapLength }),
   });
-  const file = write === undefined ? undefined : createWriteStream(write);
-  if (file !== undefined) await once(file, 'open');
+  const file = write === undefined ? undefined : await open(write, 'w');
   try {
     const { packets, others } = await showPackets(file === undefined ? chunks : tee(chunks, file), flags, signal);
     if (packets + others === 0) {
@@ -51,17 +50,14 @@ async function capture(name: string, flags: Flags, signal: AbortSignal): Promise
     const { code, message } = error as NodeJS.ErrnoException;
     throw code === 'ERR_CAPTURE_UNAVAILABLE' ? new Complaint(message, Exit.UNAVAILABLE) : error;
   } finally {
-    if (file !== undefined) {
-      file.end();
-      await once(file, 'close');
-    }
+    await file?.close();
   }
 }
 
 /** Hands chunks on, and writes them to a file, no faster than it takes them. */
-async function* tee(chunks: AsyncIterable<Uint8Array>, file: WriteStream): AsyncGenerator<Uint8Array> {
+async function* tee(chunks: AsyncIterable<Uint8Array>, file: FileHandle): AsyncGenerator<Uint8Array> {
   for await (const chunk of chunks) {
-    if (!file.write(chunk)) await once(file, 'drain');
+    await file.appendFile(chunk);
     yield chunk;
   }
 }

@@ -8,10 +8,11 @@ import {
   type PortCounters,
   readCounters,
 } from '../observe/index.ts';
-import { Complaint, Exit, positive, run, subcommand } from './frame.ts';
+import { Complaint, Exit, run, seconds, subcommand } from './frame.ts';
 import { colour, print, printJson, printTable, toJson } from './output.ts';
 
 interface Flags {
+  /** Milliseconds. */
   watch?: true | number;
   all?: true;
   json?: true;
@@ -21,11 +22,7 @@ interface Flags {
 export function countersCommand(): Command {
   return subcommand('counters', 'Show the counters of ports and their network interfaces, and what they mean.')
     .argument('[device]', 'only this device')
-    .option(
-      '-w, --watch [seconds]',
-      'show what changes, again and again, until Ctrl-C (default: each second)',
-      positive,
-    )
+    .option('-w, --watch [seconds]', 'show what changes, again and again, until Ctrl-C (default: each second)', seconds)
     .option('-a, --all', 'with those that are 0, and those whose meaning is not known')
     .option('--json', 'an array of objects; with --watch an object in each line, for each port and time')
     .addHelpText('after', '\nPause frames and priorities come from ethtool, where it is installed.')
@@ -63,7 +60,7 @@ async function show(device: string | undefined, { all, json }: Flags): Promise<v
 }
 
 async function watch(device: string | undefined, { watch, all, json }: Flags, signal: AbortSignal): Promise<void> {
-  const milliseconds = watch === true || watch === undefined ? 1000 : watch * 1000;
+  const milliseconds = watch === true || watch === undefined ? 1000 : watch;
   let before = await ports(device);
   for (;;) {
     await sleep(milliseconds, undefined, { signal });

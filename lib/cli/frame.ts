@@ -98,6 +98,14 @@ export function positive(text: string): number {
   throw new InvalidArgumentError('Not a positive number.');
 }
 
+/** Reads seconds of an option. @returns milliseconds, such as timers take */
+export function seconds(text: string): number {
+  const milliseconds = Math.ceil(positive(text) * 1000);
+  // A timer of more ends at once.
+  if (milliseconds <= 0x7fff_ffff) return milliseconds;
+  throw new InvalidArgumentError('Up to 2147483 seconds.');
+}
+
 /** Reads a size of an option: bytes, or with K, M or G for powers of 1024. */
 export function bytes(text: string): number {
   const [, digits, unit = ''] = /^(\d+)([KMG]?)i?B?$/i.exec(text) ?? [];

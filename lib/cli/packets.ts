@@ -170,6 +170,8 @@ class Shower {
 
   /** What JSON of a packet begins with: nanoseconds since 1970. */
   #stamp(timestamp: bigint): string {
+    // An interface of a pcapng file may have an offset.
+    if (timestamp < 0n) return `"type":"packet","time":"${timestamp}"`;
     const digits = this.#digits(timestamp, 0n);
     // Before 2001 there is a digit less.
     return `"type":"packet","time":"${this.#secondText === '0' ? Number(digits) : this.#secondText + digits}"`;

@@ -1,11 +1,13 @@
-import type { Command } from 'commander';
+import { type Command, Option } from 'commander';
 import { type PingResult, ping, summarizePings } from '../perf/ping.ts';
-import { Complaint, Exit, positive, run, subcommand, whole } from './frame.ts';
+import { Complaint, Exit, run, seconds, subcommand, whole } from './frame.ts';
 import { print, printJson } from './output.ts';
 
 interface Flags {
   count?: number;
+  /** Milliseconds. */
   interval: number;
+  /** Milliseconds. */
   timeout: number;
   port: number;
   interface?: string;
@@ -21,9 +23,11 @@ export function pingCommand(): Command {
     subcommand('ping', 'See whether a host is reached by the connection manager, and how long its answers take.')
       .argument('<host>', 'its name or address')
       .option('-c, --count <count>', 'requests to make (default: until Ctrl-C)', whole(1))
-      .option('-i, --interval <seconds>', 'from one request to the next', positive, 1)
+      .addOption(
+        new Option('-i, --interval <seconds>', 'from one request to the next').argParser(seconds).default(1000, '1'),
+      )
       // The connection manager sends a request again after 4.3 seconds.
-      .option('-W, --timeout <seconds>', 'that an answer may take', positive, 4)
+      .addOption(new Option('-W, --timeout <seconds>', 'that an answer may take').argParser(seconds).default(4000, '4'))
       .option('-p, --port <number>', 'port of the connection manager; nobody need listen there', whole(1, 0xffff), 7471)
       .option('-I, --interface <address>', "this side's address (default: by the routes of the system)")
       .option('--json', 'an object in each line')
@@ -37,7 +41,7 @@ async function pings(host: string, flags: Flags, signal: AbortSignal): Promise<v
   let peer = host;
   const requests = ping({
     ...{ host, port, localAddress: flags.interface, count: flags.count, signal },
-    ...{ intervalMs: flags.interval * 1000, timeoutMs: Math.ceil(flags.timeout * 1000) },
+    ...{ intervalMs: flags.interval, timeoutMs: flags.timeout },
     onBegin: (address) => {
       peer = address;
       if (!json) print(`PING ${host} (${address}) port ${port}: requests to connect`);

@@ -1,7 +1,7 @@
 import { constants } from 'node:os';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { type Accelerator, prepareVm, runInVm, VmError, type VmErrorCode } from '../vm/index.ts';
-import { subcommand } from './frame.ts';
+import { positive, seconds, subcommand } from './frame.ts';
 
 interface Flags {
   prepare?: true;
@@ -9,6 +9,7 @@ interface Flags {
   siw?: true;
   out?: string;
   env?: NodeJS.ProcessEnv;
+  /** Milliseconds. */
   timeout?: number;
   accel?: Accelerator;
   memory?: string;
@@ -28,7 +29,7 @@ export function vmCommand(): Command {
     .argument('[args...]', 'its arguments')
     .option('--out <dir>', 'a directory that the VM may write to; all else it writes is gone at the end')
     .option('--env <name[=value]>', 'set a variable, beside the whole environment, which is passed on', addVariable)
-    .option('--timeout <seconds>', 'end the command after that time, with exit code 124', positive)
+    .option('--timeout <seconds>', 'end the command after that time, with exit code 124', seconds)
     .option('--memory <size>', "the VM's memory, such as 512M or 4G (default: 2G)", memorySize)
     .option('--cpus <count>', "the VM's processors (default: 2)", positive)
     .addOption(new Option('--accel <name>', 'default: kvm where it works, else tcg').choices(['kvm', 'tcg']))
@@ -77,7 +78,7 @@ async function run(command: string | undefined, args: string[], flags: Flags): P
       onProgress,
       ...drivers,
       ...(flags.out !== undefined && { out: flags.out }),
-      ...(flags.timeout !== undefined && { timeoutMs: flags.timeout * 1000 }),
+      ...(flags.timeout !== undefined && { timeoutMs: flags.timeout }),
       ...(flags.accel !== undefined && { accel: flags.accel }),
       ...(flags.memory !== undefined && { memory: flags.memory }),
       ...(flags.cpus !== undefined && { cpus: flags.cpus }),
@@ -99,12 +100,6 @@ async function run(command: string | undefined, args: string[], flags: Flags): P
 function addVariable(text: string, variables: NodeJS.ProcessEnv = {}): NodeJS.ProcessEnv {
   const [name = '', ...value] = text.split('=');
   return { ...variables, [name]: text.includes('=') ? value.join('=') : process.env[name] };
-}
-
-function positive(text: string): number {
-  const value = Number(text);
-  if (!(value > 0 && Number.isFinite(value))) throw new InvalidArgumentError('Not a positive number.');
-  return value;
 }
 
 function memorySize(text: string): string {

@@ -111,6 +111,29 @@ describe('node-rdma decode', () => {
     ]);
   });
 
+  it('gives times before 1970, which the offset of an interface makes', async () => {
+    const path = join(folder, 'offset.pcapng');
+    const bytes = encodePacket({
+      ...{ ethernet: { dst: '02:00:00:00:00:02', src: '02:00:00:00:00:01' } },
+      ...{ ipv4: { src: '10.0.0.1', dst: '10.0.0.2' }, ...write },
+    } as PacketInit);
+    await writeCapture(path, [{ timestamp: 5n, bytes }], { format: 'pcapng' });
+    const written = readFileSync(path);
+    const at = written.readUInt32LE(4);
+    const length = written.readUInt32LE(at + 4);
+    // if_tsoffset is 14, of 8 bytes; it comes in front of the options that there are.
+    const option = Buffer.alloc(12);
+    option.writeUInt16LE(14, 0);
+    option.writeUInt16LE(8, 2);
+    option.writeBigInt64LE(-2n, 4);
+    const block = Buffer.concat([written.subarray(at, at + 16), option, written.subarray(at + 16, at + length)]);
+    block.writeUInt32LE(length + 12, 4);
+    block.writeUInt32LE(length + 12, length + 8);
+    writeFileSync(path, Buffer.concat([written.subarray(0, at), block, written.subarray(at + length)]));
+    const { code, stdout } = await command(['decode', path, '--json']);
+    expect([code, jsonLines(stdout)[0]!.time]).toEqual([0, '-1999999995']);
+  });
+
   it('diagnoses loss, and shows events', async () => {
     const { stdout } = await command(['decode', fixture('roce-lossy.pcapng'), '--show', 'events']);
     expect(stdout).toMatch(
@@ -219,6 +242,21 @@ describe('node-rdma capture', () => {
     });
     expect(jsonLines(stdout).filter(({ type }) => type === 'packet')).toHaveLength(5);
     expect(code).toBe(0);
+  });
+
+  it('stops after a time, and says when that is longer than a timer can be', async () => {
+    const env = { PATH: programs(`cat '${fixture('roce-small.pcap')}'; exec sleep 1000`) };
+    const { code, stdout } = await command(['capture', 'eth0', '--duration', '0.2505', '--show', 'flows'], { env });
+    expect(stdout).toContain('324 RoCE packets in 22 flows');
+    expect(code).toBe(0);
+    const endless = await command(['capture', 'eth0', '--duration', '2147484'], { env });
+    expect([endless.code, endless.stderr]).toEqual([2, expect.stringContaining('Up to 2147483 seconds.')]);
+  });
+
+  it('says that the file to keep takes no more, and stops the program', async () => {
+    const env = { PATH: programs(`cat '${fixture('roce-small.pcap')}'; exec sleep 1000`) };
+    const { code, stderr } = await command(['capture', 'eth0', '-w', '/dev/full'], { env });
+    expect([code, stderr]).toEqual([1, 'node-rdma: ENOSPC: no space left on device, write\n']);
   });
 
   it("gives the program's words when it fails", async () => {
