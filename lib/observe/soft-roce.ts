@@ -3,7 +3,7 @@ import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { string } from '../args.ts';
+import { string, valueError } from '../args.ts';
 import { RdmaUnavailableError } from '../errors.ts';
 import { listFolder, readState, readText, sysfsFolder } from './sysfs.ts';
 
@@ -60,6 +60,10 @@ async function execute(program: string, args: string[]): Promise<void> {
  *   do it; {@link RdmaUnavailableError} for a kernel without the module, or a machine without the programs
  */
 export async function addSoftRoce(netdev: string, name?: string): Promise<SoftRoceLink> {
+  string(netdev, 'netdev');
+  if (name !== undefined && !/^[\w.:@][\w.:@-]*$/.test(string(name, 'name'))) {
+    throw valueError(`'${name}' is no name of a device`);
+  }
   const sysfs = sysfsFolder();
   const folder = join(sysfs, 'class/net', netdev);
   if (!/^[\w.:@-]+$/.test(netdev) || !existsSync(folder))

@@ -3,7 +3,8 @@
 import { spawn } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { delimiter, join } from 'node:path';
-import { abortSignal, readOptions, string, valueError } from '../args.ts';
+import { abortSignal, integer, readOptions, string, valueError } from '../args.ts';
+import { SNAPLEN } from './pcap.ts';
 import { ROCE_V1_ETHERTYPE, ROCE_V2_PORT } from './view.ts';
 
 // `vlan` shifts what stands behind it, so it comes last.
@@ -14,7 +15,7 @@ const ROCE_FILTER = `${roce} or (vlan and (${roce}))`;
 export interface InterfaceCaptureOptions {
   /** Ends the capture: the stream then ends in the ordinary way. */
   signal?: AbortSignal;
-  /** Bytes of each packet that are kept. Default all: with fewer no ICRC can be checked. */
+  /** Bytes of each packet that are kept, up to 262144. Default all: with fewer no ICRC can be checked. */
   snapLength?: number;
   /** What to capture, in the language of pcap-filter(7). Default RoCE v2 and v1, with a VLAN tag or without. */
   filter?: string;
@@ -44,9 +45,11 @@ export async function* captureInterface(
   options: InterfaceCaptureOptions = {},
 ): AsyncGenerator<Uint8Array, void, undefined> {
   const known = ['signal', 'snapLength', 'filter', 'onMessage'];
-  const { filter = ROCE_FILTER, snapLength = 262_144, onMessage, ...rest } = readOptions(options, 'options', known);
+  const { filter = ROCE_FILTER, snapLength = SNAPLEN, onMessage, ...rest } = readOptions(options, 'options', known);
   const signal = abortSignal(rest.signal, 'options.signal');
   if (!/^[^\s/-][^\s/]*$/.test(string(name, 'name'))) throw valueError(`'${name}' is no name of an interface`);
+  integer(snapLength, 'options.snapLength', 1, SNAPLEN);
+  string(filter, 'options.filter');
   if (signal?.aborted) return;
   const [program, ...args] = commandLine(name, filter, snapLength);
   const child = spawn(program!, args, { stdio: ['ignore', 'pipe', 'pipe'] });
@@ -88,7 +91,8 @@ function commandLine(name: string, filter: string, snapLength: number): string[]
   const tcpdump = find('tcpdump');
   // Each packet at once (-U, --immediate-mode), with nanoseconds, without looking for other names.
   const precise = ['--time-stamp-precision=nano', '--immediate-mode', '-U', '-n'];
-  if (tcpdump !== undefined) return [tcpdump, ...precise, '-s', `${snapLength}`, '-i', name, '-w', '-', filter];
+  // Behind -- a filter is none of its options, of which some run programs.
+  if (tcpdump !== undefined) return [tcpdump, ...precise, '-s', `${snapLength}`, '-i', name, '-w', '-', '--', filter];
   const dumpcap = find('dumpcap');
   if (dumpcap !== undefined) return [dumpcap, '-q', '-s', `${snapLength}`, '-i', name, '-f', filter, '-w', '-'];
   throw failure('ERR_CAPTURE_UNAVAILABLE', 'capturing takes tcpdump or dumpcap: apt-get install -y tcpdump');

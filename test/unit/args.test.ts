@@ -64,6 +64,7 @@ describe('what is exported', () => {
     ['readCapture', () => roce.readCapture(1 as never), 'source'],
     // Of a stream that was told of an encoding.
     ['readCapture: text', () => roce.readCapture(['x'] as never), 'chunk'],
+    ['captureInterface: filter', () => roce.captureInterface('lo', { filter: 1 as never }), 'options.filter'],
     ['encodeCapture', () => roce.encodeCapture(nothing), 'packets'],
     [
       'encodeCapture: wireLength',

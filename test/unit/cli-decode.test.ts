@@ -272,7 +272,11 @@ describe('node-rdma capture', () => {
     expect(code).toBe(3);
   });
 
-  it('takes no option for an interface', async () => {
+  it('takes no option for an interface, nor for a filter', async () => {
     expect(await command(['capture', '--', '-r/etc/passwd'])).toMatchObject({ code: 2, stdout: '' });
+    const env = { PATH: programs('echo "$*" >&2; exit 1') };
+    const { code, stderr } = await command(['capture', 'eth0', '--filter=-z reboot'], { env });
+    expect(stderr.split('\n')[0]).toMatch(/ -i eth0 -w - -- -z reboot$/);
+    expect(code).toBe(1);
   });
 });
