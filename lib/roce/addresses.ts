@@ -1,4 +1,4 @@
-/** Text of addresses. */
+/** Text of addresses, and addresses as keys. */
 
 import { isIPv4, isIPv6 } from 'node:net';
 import { typeError } from '../args.ts';
@@ -67,4 +67,17 @@ function words(text: string): number[] {
 function dotted(text: string): number[] {
   const [a, b, c, d] = text.split('.').map(Number) as [number, number, number, number];
   return [(a << 8) | b, (c << 8) | d];
+}
+
+/** A hash of addresses that stand in a packet, to look up what is known of them. */
+export function hashAddresses(bytes: Uint8Array, at: number, length: number): number {
+  let hash = length;
+  for (let i = at; i < at + length; i++) hash = Math.imul(hash ^ bytes[i]!, 0x01000193);
+  return hash;
+}
+
+/** Whether so many bytes are the same. */
+export function isSame(a: Uint8Array, aAt: number, b: Uint8Array, bAt: number, length: number): boolean {
+  for (let i = 0; i < length; i++) if (a[aAt + i] !== b[bAt + i]) return false;
+  return true;
 }

@@ -1,6 +1,7 @@
 /** A view of captures by connection: messages, losses, refusals, latencies, congestion. */
 
 import { instance, integer, readOptions, typeError } from '../args.ts';
+import { hashAddresses, isSame } from './addresses.ts';
 import type { CaptureRecord } from './capture-record.ts';
 import type { FlowEvent, FlowEventBody } from './flow-events.ts';
 import { Flow, type FlowContext } from './flow-state.ts';
@@ -186,15 +187,4 @@ function append(map: Map<number, Entry[]>, key: number, entry: Entry): void {
   const list = map.get(key);
   if (list === undefined) map.set(key, [entry]);
   else list.push(entry);
-}
-
-function hashAddresses(bytes: Uint8Array, at: number, length: number): number {
-  let hash = length;
-  for (let i = at; i < at + length; i++) hash = Math.imul(hash ^ bytes[i]!, 0x01000193);
-  return hash;
-}
-
-function isSame(a: Uint8Array, aAt: number, b: Uint8Array, bAt: number, length: number): boolean {
-  for (let i = 0; i < length; i++) if (a[aAt + i] !== b[bAt + i]) return false;
-  return true;
 }

@@ -1,6 +1,7 @@
 /** A packet in one line, as tcpdump would show it, and as an object for JSON. */
 
 import { instance } from '../args.ts';
+import { hashAddresses, isSame } from './addresses.ts';
 import { Ecn } from './lower.ts';
 import { decodeSyndrome, NakCode } from './syndrome.ts';
 import { PacketView } from './view.ts';
@@ -106,6 +107,8 @@ const KEPT = 4096;
 
 /** A way between two addresses, and how the lines of its packets begin: by opcode and queue pair. */
 interface Route {
+  network: PacketView['network'];
+  addresses: Uint8Array;
   text: string;
   beginnings: Map<number, string>;
   json: Map<number, JsonLine>;
@@ -127,8 +130,8 @@ interface JsonLine {
  * a second.
  */
 export class PacketLines {
-  // By the two addresses of IPv4.
-  readonly #routes = new Map<number, Map<number, Route>>();
+  // By a hash of the addresses.
+  readonly #routes = new Map<number, Route[]>();
   #size = 0;
 
   /**
@@ -185,7 +188,6 @@ export class PacketLines {
   }
 
   #jsonLine(view: PacketView): JsonLine {
-    if (view.network !== 4) return newJsonLine(view);
     const { json } = this.#route(view);
     const key = view.destQp * 256 + view.opcode;
     let line = json.get(key);
@@ -199,7 +201,6 @@ export class PacketLines {
 
   /** `'10.0.0.1 > 10.0.0.2 QP 0x000011 RC_RDMA_WRITE_ONLY psn '` */
   #beginning(view: PacketView): string {
-    if (view.network !== 4) return beginning(`${view.src} > ${view.dst}`, view);
     const { text, beginnings } = this.#route(view);
     const key = view.destQp * 256 + view.opcode;
     let begun = beginnings.get(key);
@@ -212,17 +213,18 @@ export class PacketLines {
   }
 
   #route(view: PacketView): Route {
-    const { bytes, addressesAt: at } = view;
-    const source = (bytes[at]! << 24) | (bytes[at + 1]! << 16) | (bytes[at + 2]! << 8) | bytes[at + 3]!;
-    const target = (bytes[at + 4]! << 24) | (bytes[at + 5]! << 16) | (bytes[at + 6]! << 8) | bytes[at + 7]!;
-    let route = this.#routes.get(source)?.get(target);
-    if (route === undefined) {
-      this.#count();
-      route = { text: `${view.src} > ${view.dst}`, beginnings: new Map(), json: new Map() };
-      const targets = this.#routes.get(source);
-      if (targets) targets.set(target, route);
-      else this.#routes.set(source, new Map([[target, route]]));
+    const { bytes, addressesAt: at, network } = view;
+    const length = network === 4 ? 8 : 32;
+    const hash = hashAddresses(bytes, at, length);
+    const known = this.#routes.get(hash);
+    for (const route of known ?? []) {
+      if (route.network === network && isSame(route.addresses, 0, bytes, at, length)) return route;
     }
+    this.#count();
+    const addresses = Uint8Array.prototype.slice.call(bytes, at, at + length);
+    const text = `${view.src} > ${view.dst}`;
+    const route: Route = { network, addresses, text, beginnings: new Map(), json: new Map() };
+    this.#routes.set(hash, [...(this.#routes.get(hash) ?? []), route]);
     return route;
   }
 

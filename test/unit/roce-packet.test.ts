@@ -131,6 +131,22 @@ describe('encodePacket and decodePacket', () => {
     }
   });
 
+  it('keep lines of IPv6, of RoCE v1 between the same addresses, and of their ways back apart', () => {
+    const lines = new PacketLines();
+    const view = new PacketView();
+    const [a, b] = ['2001:db8::1', '2001:db8::2'];
+    const { bth, reth, payload } = example;
+    const networks = [{ ipv6: { src: a, dst: b } }, { grh: { sgid: a, dgid: b } }, { ipv6: { src: b, dst: a } }];
+    for (const network of [...networks, ...networks]) {
+      const packet = { ethernet, ...network, bth, reth, payload } as PacketInit;
+      expect(view.load(encodePacket(packet))).toBe(true);
+      expect(lines.json(view)).toBe(JSON.stringify(summarizePacket(view)));
+      expect(lines.describe(view)).toMatch(
+        `${view.src} > ${view.dst} QP 0x000011 RC_RDMA_WRITE_ONLY psn 1000 len 18 va `,
+      );
+    }
+  });
+
   it('agree with the fields of a PacketView', () => {
     const random = new Random(2);
     const view = new PacketView();
