@@ -1,12 +1,12 @@
 /** DMA-BUFs: memory that is named by a file descriptor, whatever has exported it. */
 import { fstatSync, readFileSync } from 'node:fs';
 import { constants } from 'node:os';
-import { integer, rangeError, readOptions, typeError, valueError } from '../args.ts';
+import { instance, integer, rangeError, readOptions, typeError, valueError } from '../args.ts';
 import { RdmaError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
 import type { DmabufHandle, NativeDmabuf } from '../native/native-gpu.ts';
 import type { MemoryRegion } from '../verbs/memory-region.ts';
-import type { ProtectionDomain } from '../verbs/protection-domain.ts';
+import { ProtectionDomain } from '../verbs/protection-domain.ts';
 import type { RegMrOptions } from '../verbs/registration.ts';
 import { Resource } from '../verbs/resource.ts';
 
@@ -25,6 +25,8 @@ export interface RegisterOptions extends RegMrOptions {
 
 /** What the processor is going to do with the memory. */
 export type CpuAccess = 'read' | 'write' | 'readwrite';
+
+const NO_DMABUF = 'what is no DMA-BUF';
 
 const accesses: readonly CpuAccess[] = ['read', 'write', 'readwrite'];
 
@@ -67,6 +69,9 @@ export class DmaBuf extends Resource {
    * taken away when this object is closed. Devices and the processor may have caches between them: reading and writing
    * belongs between the two ends of `cpuAccess()`.
    *
+   * A DMA-BUF keeps its length. A file, which others may take for one (`exporter` is undefined), need not: to read what was
+   * cut off ends the process with SIGBUS, so map it only where its sender is trusted.
+   *
    * @throws RdmaError of `mmap` where the exporter has no such mapping (EINVAL, ENODEV, EOPNOTSUPP) or it is forbidden
    *   (EACCES, EPERM: the memfd behind it was sealed)
    */
@@ -74,10 +79,13 @@ export class DmaBuf extends Resource {
     this.requireOpen();
     if (this.#view) return this.#view;
     try {
-      this.#view = Buffer.from(binding().mapDmabuf(this.#handle, this.length, true));
+      const memory = binding().mapDmabuf(this.#handle, this.length, true);
+      this.owns(memory);
+      this.#view = Buffer.from(memory);
     } catch (error) {
       if (!(error instanceof RdmaError)) throw error;
-      throw error.explained(`the exporter ('${this.exporter}') does not let the processor map this memory`);
+      const who = this.exporter === undefined ? NO_DMABUF : `the exporter ('${this.exporter}')`;
+      throw error.explained(`${who} does not let the processor map this memory`);
     }
     return this.#view;
   }
@@ -93,7 +101,9 @@ export class DmaBuf extends Resource {
    * @throws RdmaError of `mmap` as `map()`; of `DMA_BUF_IOCTL_SYNC`, ENOTTY for a descriptor that is no DMA-BUF
    */
   cpuAccess<T>(access: CpuAccess, work: (bytes: Buffer) => T): T {
-    if (!accesses.includes(access)) throw valueError(`access must be one of ${accesses.join(', ')}, not ${access}`);
+    if (!accesses.includes(access)) {
+      throw valueError(`access must be one of ${accesses.join(', ')}, not ${String(access)}`);
+    }
     if (typeof work !== 'function') throw typeError('work', 'a function', work);
     const bytes = this.map();
     const sync = (end: boolean) => binding().syncDmabuf(this.#handle, access !== 'write', access !== 'read', end);
@@ -210,6 +220,7 @@ async function registerDmabuf(
   size: number,
   options: RegisterOptions,
 ): Promise<MemoryRegion> {
+  instance(pd, 'pd', ProtectionDomain);
   const { offset, length } = registerRange(size, options, `DMA-BUF (fd ${fd})`);
   try {
     return await pd.regDmabufMr(fd, { ...options, offset, length });

@@ -1,14 +1,14 @@
 /** Memory of a GPU, and the ways to register it. */
-import { boolean, integer, rangeError, readOptions } from '../args.ts';
+import { boolean, instance, integer, rangeError, readOptions } from '../args.ts';
 import { GpuError, RdmaError } from '../errors.ts';
 import { hex, word } from '../inspect.ts';
 import { binding } from '../native/binding.ts';
 import type { GpuMemoryHandle } from '../native/native.ts';
 import type { NativeGpuMemory } from '../native/native-gpu.ts';
 import { MemoryRegion } from '../verbs/memory-region.ts';
-import type { ProtectionDomain } from '../verbs/protection-domain.ts';
-import { explainRegistration, memoryOf, type Registration, regOptions, requireFits } from '../verbs/registration.ts';
-import { Resource } from '../verbs/resource.ts';
+import { ProtectionDomain } from '../verbs/protection-domain.ts';
+import { explainRegistration, memoryOf, regOptions, requireFits } from '../verbs/registration.ts';
+import { onMemory, Resource } from '../verbs/resource.ts';
 import { DmaBuf, type RegisterOptions, registerRange } from './dmabuf.ts';
 import type { Gpu } from './gpu.ts';
 
@@ -72,7 +72,8 @@ export class GpuBuffer extends Resource {
   }
 
   /**
-   * Copies bytes of the host to it, on a thread of the pool.
+   * Copies bytes of the host to it, on a thread of the pool. Until that is done no region or DmaBuf that they belong to can be
+   * closed.
    *
    * @param bytes - of a Buffer, TypedArray, DataView or ArrayBuffer; not to be changed before the promise settles
    * @param offset - first byte here. Default 0
@@ -81,11 +82,11 @@ export class GpuBuffer extends Resource {
    */
   async copyFrom(bytes: ArrayBufferView | ArrayBuffer, offset = 0): Promise<void> {
     const host = this.#hostArgs(bytes, offset);
-    await this.track(binding().copyToGpu(this.#handle, offset, ...host));
+    await this.track(onMemory(host[0], binding().copyToGpu(this.#handle, offset, ...host)));
   }
 
   /**
-   * Copies bytes of it to the host, as many as `bytes` has, on a thread of the pool.
+   * Copies bytes of it to the host, as many as `bytes` has, on a thread of the pool. What holds for `copyFrom()` holds here.
    *
    * @param bytes - a Buffer, TypedArray, DataView or ArrayBuffer
    * @param offset - first byte here. Default 0
@@ -94,7 +95,7 @@ export class GpuBuffer extends Resource {
    */
   async copyTo(bytes: ArrayBufferView | ArrayBuffer, offset = 0): Promise<void> {
     const host = this.#hostArgs(bytes, offset);
-    await this.track(binding().copyFromGpu(this.#handle, offset, ...host));
+    await this.track(onMemory(host[0], binding().copyFromGpu(this.#handle, offset, ...host)));
   }
 
   /**
@@ -121,13 +122,13 @@ export class GpuBuffer extends Resource {
    */
   async register(pd: ProtectionDomain, options: GpuRegisterOptions = {}): Promise<GpuRegion> {
     this.requireOpen();
-    pd.requireOpen();
+    instance(pd, 'pd', ProtectionDomain).requireOpen();
     const { staging = false, ...rest } = readOptions(options, 'options', known) as GpuRegisterOptions;
     boolean(staging, 'options.staging');
     const { offset, length } = registerRange(this.length, rest, this.describe());
-    const { access, iova = this.address + BigInt(offset) } = regOptions(rest, ['offset', 'length']);
+    const how = regOptions(rest, ['offset', 'length']);
+    const { access, iova = this.address + BigInt(offset) } = how;
     requireFits(iova, length);
-    const how: Registration = { access, iova };
     const made = async (native: Promise<ConstructorParameters<typeof MemoryRegion>[1]>) => {
       try {
         return new MemoryRegion(pd, await native, access, { length, parents: [this] });

@@ -1,4 +1,5 @@
 /** GPUs, by the libraries of their drivers. */
+import { constants } from 'node:os';
 import { boolean, integer, rangeError, readOptions, uint64, valueError } from '../args.ts';
 import { RdmaError, RdmaUnavailableError } from '../errors.ts';
 import { binding } from '../native/binding.ts';
@@ -75,7 +76,10 @@ export class Gpu {
   async alloc(length: number, options: GpuAllocOptions = {}): Promise<GpuBuffer> {
     integer(length, 'length', 1, Number.MAX_SAFE_INTEGER);
     const { virtualMemory = false } = readOptions(options, 'options', ['virtualMemory']);
-    boolean(virtualMemory, 'options.virtualMemory');
+    if (boolean(virtualMemory, 'options.virtualMemory') && !this.virtualMemory) {
+      const verb = this.vendor === 'nvidia' ? 'cuMemCreate' : 'hsa_amd_vmem_handle_create';
+      throw new RdmaError(verb, constants.errno.EOPNOTSUPP, `${this.name} lets no NIC at virtual memory`);
+    }
     const native = await binding().allocGpuMemory(this.vendor, this.index, length, virtualMemory);
     return new GpuBuffer(this, native, length, false);
   }
@@ -102,12 +106,13 @@ export function gpuDrivers(): GpuDriver[] {
  * @throws GpuError where a driver fails
  */
 export function listGpus(): Gpu[] {
-  return (Object.keys(libraries) as GpuVendor[]).flatMap((vendor) =>
-    binding()
-      .listGpus(vendor)
-      .map((native, index) => new Gpu(vendor, index, native)),
-  );
+  return (Object.keys(libraries) as GpuVendor[]).flatMap(gpusOf);
 }
+
+const gpusOf = (vendor: GpuVendor): Gpu[] =>
+  binding()
+    .listGpus(vendor)
+    .map((native, index) => new Gpu(vendor, index, native));
 
 /**
  * Takes memory of a GPU that somebody else has allocated in this process: another addon, by its address (`cuMemAlloc`,
@@ -121,7 +126,9 @@ export function listGpus(): Gpu[] {
  * @throws RdmaUnavailableError where the driver's library is not there
  */
 export async function adoptGpuMemory(vendor: GpuVendor, address: bigint, length: number): Promise<GpuBuffer> {
-  if (!Object.hasOwn(libraries, vendor)) throw valueError(`vendor must be 'nvidia' or 'amd', not '${vendor}'`);
+  if (!Object.hasOwn(libraries, vendor)) {
+    throw valueError(`vendor must be 'nvidia' or 'amd', not '${String(vendor)}'`);
+  }
   uint64(address, 'address');
   integer(length, 'length', 1, Number.MAX_SAFE_INTEGER);
   const { available, detail } = binding().gpuDriverState(vendor);
@@ -129,10 +136,10 @@ export async function adoptGpuMemory(vendor: GpuVendor, address: bigint, length:
     const { library, variable } = libraries[vendor];
     throw new RdmaUnavailableError(`${library} is not to be had: ${detail}. ${variable} names another file`);
   }
+  const gpus = gpusOf(vendor);
   try {
     const native = await binding().adoptGpuMemory(vendor, address, length);
-    const gpu = listGpus().find((each) => each.vendor === vendor && each.index === native.gpu) as Gpu;
-    return new GpuBuffer(gpu, native, length, true);
+    return new GpuBuffer(gpus[native.gpu] as Gpu, native, length, true);
   } catch (error) {
     const code = error instanceof RdmaError ? error.code : undefined;
     const where = `0x${address.toString(16)}`;

@@ -74,6 +74,7 @@ export class MemoryRegion extends Resource {
     this.handle = native.handle;
     this.length = memory.length;
     this.#memory = memory;
+    if (memory.owned) this.owns(memory.owned);
   }
 
   /**

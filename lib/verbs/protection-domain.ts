@@ -228,24 +228,24 @@ export class ProtectionDomain extends Resource {
    */
   async regDmabufMr(fd: number, options: RegDmabufMrOptions): Promise<MemoryRegion> {
     this.requireOpen();
-    const { offset, length, how } = dmabufOptions(fd, options);
+    const { offset, length, how, asked } = dmabufOptions(fd, options);
     try {
       const pending = binding().regDmabufMr(this.handle, fd, offset, length, how.iova, how.access);
       return await this.track(pending.then((native) => new MemoryRegion(this, native, how.access, { length })));
     } catch (error) {
-      throw explainRegistration(error, length, how, this.context);
+      throw explainRegistration(error, length, asked, this.context);
     }
   }
 
   /** As `regDmabufMr()`, but on this thread: it blocks for as long as the exporter takes. */
   regDmabufMrSync(fd: number, options: RegDmabufMrOptions): MemoryRegion {
     this.requireOpen();
-    const { offset, length, how } = dmabufOptions(fd, options);
+    const { offset, length, how, asked } = dmabufOptions(fd, options);
     try {
       const native = binding().regDmabufMrSync(this.handle, fd, offset, length, how.iova, how.access);
       return new MemoryRegion(this, native, how.access, { length });
     } catch (error) {
-      throw explainRegistration(error, length, how, this.context);
+      throw explainRegistration(error, length, asked, this.context);
     }
   }
 

@@ -98,7 +98,10 @@ export function dmabufOptions(fd: number, options: RegDmabufMrOptions) {
   integer(offset, 'options.offset', 0, Number.MAX_SAFE_INTEGER);
   integer(length, 'options.length', 1, Number.MAX_SAFE_INTEGER);
   requireFits(iova, length);
-  return { offset, length, how: { access, iova: iova ?? BigInt(offset) } };
+  // Of an iova at the right place there is nothing to say where a registration fails. 12 bits: no page is smaller.
+  const isOdd = iova !== undefined && ((iova ^ BigInt(offset)) & 0xfffn) !== 0n;
+  const asked: Registration = { access, iova: isOdd ? iova : undefined };
+  return { offset, length, how: { access, iova: iova ?? BigInt(offset) }, asked };
 }
 
 // The addon interface cannot reach the memory of one.

@@ -7,6 +7,14 @@ import { threadMark } from '../thread.ts';
 // Children that were collected open take themselves out of their parents' lists.
 const collected = new FinalizationRegistry<() => void>((forget) => forget());
 
+// Who takes memory away when it is closed. Weak, so that who keeps the memory need not keep that one.
+const owners = new WeakMap<ArrayBuffer, WeakRef<Resource>>();
+
+/** An operation on memory: while it runs, nobody who would take the memory away can be closed. @internal */
+export function onMemory<T>(memory: ArrayBuffer, operation: Promise<T>): Promise<T> {
+  return owners.get(memory)?.deref()?.track(operation) ?? operation;
+}
+
 /**
  * An object of verbs with a beginning and an end. A child keeps its parents alive, in JavaScript and in C; a parent
  * does not keep its children, but refuses to be closed while they are open.
@@ -155,6 +163,12 @@ export abstract class Resource {
     } finally {
       this.#pending--;
     }
+  }
+
+  /** Its memory goes with it. @internal */
+  protected owns(memory: ArrayBuffer): void {
+    this.#self ??= new WeakRef<Resource>(this);
+    owners.set(memory, this.#self);
   }
 
   /** Goes from one parent to another. @internal */

@@ -116,7 +116,7 @@ class CudaDriver final : public GpuDriver {
     return range;
   }
 
-  VerbError Free(const GpuRange& range) override {
+  VerbError Free(GpuRange& range) override {
     // The share that the allocation took of the context goes last.
     Current context(f_, range.gpu);
     if (context.error) return Forgiven(context.error);
@@ -204,6 +204,12 @@ class CudaDriver final : public GpuDriver {
   // At the end of the process the driver may be gone before us, with all its memory.
   static VerbError Forgiven(VerbError error) { return error.err == kDeinitialized ? VerbError{} : error; }
 
+  bool HasVirtualMemory() const {
+    return f_.MemGetAllocationGranularity != nullptr && f_.MemCreate != nullptr && f_.MemRelease != nullptr &&
+           f_.MemAddressReserve != nullptr && f_.MemAddressFree != nullptr && f_.MemMap != nullptr &&
+           f_.MemUnmap != nullptr && f_.MemSetAccess != nullptr;
+  }
+
   int Attribute(int attribute, Device device) const {
     int value = 0;
     // A driver that does not know one has not got it.
@@ -224,7 +230,7 @@ class CudaDriver final : public GpuDriver {
     gpu.pci_address = PciAddress(static_cast<uint32_t>(Attribute(kAttributePciDomainId, device)),
                                  static_cast<uint32_t>(Attribute(kAttributePciBusId, device)),
                                  static_cast<uint32_t>(Attribute(kAttributePciDeviceId, device)), 0);
-    gpu.virtual_memory = f_.MemCreate != nullptr && Attribute(kAttributeVirtualMemory, device) != 0 &&
+    gpu.virtual_memory = HasVirtualMemory() && Attribute(kAttributeVirtualMemory, device) != 0 &&
                          Attribute(kAttributeRdmaWithVirtualMemory, device) != 0;
     if (Attribute(kAttributeRdma, device) == 0) {
       gpu.missing = "the GPU has no GPUDirect RDMA, which takes a data-center or workstation model";
@@ -248,7 +254,7 @@ class CudaDriver final : public GpuDriver {
 
   // What has been taken when a step fails is given back in the opposite order.
   VerbError MapVirtual(GpuRange& range) const {
-    if (f_.MemCreate == nullptr) return {"cuMemCreate", EOPNOTSUPP};
+    if (!HasVirtualMemory()) return {"cuMemCreate", EOPNOTSUPP};
     const Location location{kLocationDevice, DeviceOf(range.gpu)};
     AllocationProp prop{};
     prop.type = kAllocationPinned;
@@ -284,11 +290,17 @@ class CudaDriver final : public GpuDriver {
     return {};
   }
 
-  VerbError UnmapVirtual(const GpuRange& range) const {
-    auto error = Failure("cuMemUnmap", f_.MemUnmap(range.address, range.length));
-    if (error) return error;
-    error = Failure("cuMemAddressFree", f_.MemAddressFree(range.address, range.length));
-    if (error) return error;
+  VerbError UnmapVirtual(GpuRange& range) const {
+    if (range.freed == 0) {
+      auto error = Failure("cuMemUnmap", f_.MemUnmap(range.address, range.length));
+      if (error) return error;
+      range.freed = 1;
+    }
+    if (range.freed == 1) {
+      auto error = Failure("cuMemAddressFree", f_.MemAddressFree(range.address, range.length));
+      if (error) return error;
+      range.freed = 2;
+    }
     return Failure("cuMemRelease", f_.MemRelease(range.physical));
   }
 

@@ -27,8 +27,9 @@ struct GpuRange {
   uint64_t address = 0;
   size_t length = 0;
   uint32_t gpu = 0;
-  // Of memory that was mapped to a range of addresses; 0 otherwise.
+  // Of memory that was mapped to a range of addresses; 0 otherwise. And how many steps of freeing it are done.
   uint64_t physical = 0;
+  int freed = 0;
   // Somebody else's: it is not freed.
   bool adopted = false;
 };
@@ -52,7 +53,8 @@ class GpuDriver {
   virtual Outcome<GpuRange> Alloc(uint32_t gpu, size_t length, bool virtual_memory) = 0;
   // Memory at an address that somebody else has allocated; ERANGE where that is less, EINVAL where it is no GPU's.
   virtual Outcome<GpuRange> Adopt(uint64_t address, size_t length) = 0;
-  virtual VerbError Free(const GpuRange& range) = 0;
+  // Called again after a failure, it goes on where that was.
+  virtual VerbError Free(GpuRange& range) = 0;
   virtual Outcome<GpuExport> Export(const GpuRange& range) = 0;
   virtual VerbError CopyTo(const GpuRange& range, size_t offset, const void* host, size_t length) = 0;
   virtual VerbError CopyFrom(const GpuRange& range, size_t offset, void* host, size_t length) = 0;

@@ -39,7 +39,9 @@ class HsaDriver final : public GpuDriver {
 #undef FN
       missing_ = missing;
       if (missing_ == nullptr) init_ = f_.Init();
-      if (missing_ == nullptr && init_ == kSuccess) init_ = f_.IterateAgents(AddGpu, this);
+      if (missing_ != nullptr || init_ != kSuccess) return;
+      failed_ = "hsa_iterate_agents: ";
+      init_ = f_.IterateAgents(AddGpu, this);
     });
     return library_.Open() && missing_ == nullptr && init_ == kSuccess;
   }
@@ -48,7 +50,7 @@ class HsaDriver final : public GpuDriver {
     if (Open()) return library_.path();
     if (!library_.Open()) return library_.error();
     if (missing_ != nullptr) return std::string(library_.path()) + " has no " + missing_;
-    return std::string("hsa_init: ") + NameOf(init_) + ": " + TextOf(init_);
+    return std::string(failed_) + NameOf(init_) + ": " + TextOf(init_);
   }
 
   Outcome<std::vector<GpuInfo>> List() override {
@@ -87,6 +89,7 @@ class HsaDriver final : public GpuDriver {
     if (virtual_memory) return VerbError{"hsa_amd_vmem_handle_create", EOPNOTSUPP};
     if (gpu >= gpus_.size()) return VerbError{"hsa_iterate_agents", ENODEV};
     const LocalPool local = PoolOf(gpus_[gpu]);
+    if (local.status != kSuccess) return Failure("hsa_amd_agent_iterate_memory_pools", local.status);
     if (local.size == 0) return VerbError{"hsa_amd_agent_iterate_memory_pools", ENOMEM};
     void* address = nullptr;
     const size_t size = (length + local.granule - 1) / local.granule * local.granule;
@@ -119,7 +122,7 @@ class HsaDriver final : public GpuDriver {
     return range;
   }
 
-  VerbError Free(const GpuRange& range) override {
+  VerbError Free(GpuRange& range) override {
     if (range.adopted) return {};
     // At the end of the process the runtime may be gone before us, with all its memory.
     const int status = f_.PoolFree(At(range.address));
@@ -158,6 +161,7 @@ class HsaDriver final : public GpuDriver {
     Pool pool{};
     size_t size = 0;
     size_t granule = 4096;
+    int status = kSuccess;
   };
   struct Search {
     const Functions* f;
@@ -174,7 +178,7 @@ class HsaDriver final : public GpuDriver {
 
   LocalPool PoolOf(Agent agent) const {
     Search search{&f_, {}};
-    (void)f_.IteratePools(
+    const int status = f_.IteratePools(
         agent,
         [](Pool pool, void* data) {
           auto* search = static_cast<Search*>(data);
@@ -182,7 +186,8 @@ class HsaDriver final : public GpuDriver {
           uint32_t segment = 0;
           uint32_t flags = 0;
           bool allowed = false;
-          (void)f.PoolGetInfo(pool, kPoolSegment, &segment);
+          const int status = f.PoolGetInfo(pool, kPoolSegment, &segment);
+          if (status != kSuccess) return status;
           (void)f.PoolGetInfo(pool, kPoolGlobalFlags, &flags);
           (void)f.PoolGetInfo(pool, kPoolAllocAllowed, &allowed);
           if (segment != kSegmentGlobal || (flags & kFlagCoarseGrained) == 0 || !allowed) return kSuccess;
@@ -193,6 +198,7 @@ class HsaDriver final : public GpuDriver {
           return kSuccess;
         },
         &search);
+    search.found.status = status;
     return search.found;
   }
 
@@ -200,6 +206,7 @@ class HsaDriver final : public GpuDriver {
   std::once_flag once_;
   Functions f_{};
   const char* missing_ = nullptr;
+  const char* failed_ = "hsa_init: ";
   int init_ = kSuccess;
   std::vector<Agent> gpus_;
 };

@@ -30,7 +30,7 @@ class GpuMemoryHandle final : public Owner {
  private:
   GpuMemoryHandle(GpuDriver& driver, const GpuRange& range) : driver_(driver), range_(range) {}
   GpuDriver& driver_;
-  const GpuRange range_;
+  GpuRange range_;
   bool freed_ = false;
 };
 

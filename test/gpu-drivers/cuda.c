@@ -4,8 +4,6 @@
 
 #include "memory.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 enum {
   SUCCESS = 0,
   INVALID_VALUE = 1,
@@ -221,8 +219,8 @@ EXPORT int cuPointerSetAttribute(const void* value, int attribute, unsigned long
   return SUCCESS;
 }
 
-EXPORT int cuMemGetHandleForAddressRange(int* fd, unsigned long long address, size_t size, int type,
-                                         unsigned long long flags) {
+EXPORT_YOUNGER int cuMemGetHandleForAddressRange(int* fd, unsigned long long address, size_t size, int type,
+                                                 unsigned long long flags) {
   CHECK_CONTEXT("cuMemGetHandleForAddressRange");
   struct memory* memory = range(address, size);
   if (!memory || type != 1 || flags || address % PAGE || size % PAGE) return INVALID_VALUE;
@@ -248,14 +246,15 @@ static struct {
 } physical;
 static size_t reserved;
 
-EXPORT int cuMemGetAllocationGranularity(size_t* granularity, const struct prop* prop, int option) {
+EXPORT_YOUNGER int cuMemGetAllocationGranularity(size_t* granularity, const struct prop* prop, int option) {
   CHECK("cuMemGetAllocationGranularity");
   if (prop->type != 1 || prop->location_type != 1 || option != 1) return INVALID_VALUE;
   *granularity = GRANULARITY;
   return SUCCESS;
 }
 
-EXPORT int cuMemCreate(unsigned long long* handle, size_t size, const struct prop* prop, unsigned long long flags) {
+EXPORT_YOUNGER int cuMemCreate(unsigned long long* handle, size_t size, const struct prop* prop,
+                               unsigned long long flags) {
   CHECK("cuMemCreate");
   if (size % GRANULARITY || prop->rdma != 1 || flags) return INVALID_VALUE;
   if (physical.size) return OUT_OF_MEMORY;
@@ -267,8 +266,8 @@ EXPORT int cuMemCreate(unsigned long long* handle, size_t size, const struct pro
   return SUCCESS;
 }
 
-EXPORT int cuMemAddressReserve(unsigned long long* address, size_t size, size_t alignment, unsigned long long hint,
-                               unsigned long long flags) {
+EXPORT_YOUNGER int cuMemAddressReserve(unsigned long long* address, size_t size, size_t alignment,
+                                       unsigned long long hint, unsigned long long flags) {
   CHECK("cuMemAddressReserve");
   if (size % GRANULARITY || alignment != GRANULARITY || hint || flags || !physical.size) return INVALID_VALUE;
   physical.mapped = memory_new(size, physical.device);
@@ -279,8 +278,8 @@ EXPORT int cuMemAddressReserve(unsigned long long* address, size_t size, size_t 
   return SUCCESS;
 }
 
-EXPORT int cuMemMap(unsigned long long address, size_t size, size_t offset, unsigned long long handle,
-                    unsigned long long flags) {
+EXPORT_YOUNGER int cuMemMap(unsigned long long address, size_t size, size_t offset, unsigned long long handle,
+                            unsigned long long flags) {
   CHECK("cuMemMap");
   if (handle != 77 || size != reserved || offset || flags || memory_of(address) != physical.mapped)
     return INVALID_VALUE;
@@ -288,7 +287,7 @@ EXPORT int cuMemMap(unsigned long long address, size_t size, size_t offset, unsi
   return SUCCESS;
 }
 
-EXPORT int cuMemSetAccess(unsigned long long address, size_t size, const int* desc, size_t count) {
+EXPORT_YOUNGER int cuMemSetAccess(unsigned long long address, size_t size, const int* desc, size_t count) {
   CHECK("cuMemSetAccess");
   if (size != reserved || count != 1 || desc[0] != 1 || desc[1] != physical.device || desc[2] != 3)
     return INVALID_VALUE;
@@ -296,14 +295,14 @@ EXPORT int cuMemSetAccess(unsigned long long address, size_t size, const int* de
   return SUCCESS;
 }
 
-EXPORT int cuMemUnmap(unsigned long long address, size_t size) {
+EXPORT_YOUNGER int cuMemUnmap(unsigned long long address, size_t size) {
   CHECK("cuMemUnmap");
   if (memory_of(address) != physical.mapped || size != reserved) return INVALID_VALUE;
   say("cuMemUnmap %zu", size);
   return SUCCESS;
 }
 
-EXPORT int cuMemAddressFree(unsigned long long address, size_t size) {
+EXPORT_YOUNGER int cuMemAddressFree(unsigned long long address, size_t size) {
   CHECK("cuMemAddressFree");
   if (memory_of(address) != physical.mapped || size != reserved) return INVALID_VALUE;
   memory_free(physical.mapped);
@@ -312,7 +311,7 @@ EXPORT int cuMemAddressFree(unsigned long long address, size_t size) {
   return SUCCESS;
 }
 
-EXPORT int cuMemRelease(unsigned long long handle) {
+EXPORT_YOUNGER int cuMemRelease(unsigned long long handle) {
   CHECK("cuMemRelease");
   if (handle != 77 || !physical.size) return INVALID_VALUE;
   physical.size = 0;

@@ -5,8 +5,6 @@
 
 #include "memory.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 enum {
   SUCCESS = 0,
   ERROR = 0x1000,
@@ -173,7 +171,7 @@ EXPORT int hsa_amd_pointer_info(const void* address, struct pointer_info* info, 
 }
 
 /* As ROCr does: a DMA-BUF of all the memory, and where in it the address is. */
-EXPORT int hsa_amd_portable_export_dmabuf(const void* address, size_t size, int* fd, uint64_t* offset) {
+EXPORT_YOUNGER int hsa_amd_portable_export_dmabuf(const void* address, size_t size, int* fd, uint64_t* offset) {
   CHECK("hsa_amd_portable_export_dmabuf");
   struct memory* memory = memory_of((uintptr_t)address);
   if (!memory || size > memory->size - (size_t)((const uint8_t*)address - memory->data)) return INVALID_ALLOCATION;

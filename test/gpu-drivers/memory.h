@@ -5,6 +5,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define EXPORT __attribute__((visibility("default")))
+/* What a library of an older driver has not got. */
+#ifdef OLD
+#define EXPORT_YOUNGER __attribute__((unused)) static
+#else
+#define EXPORT_YOUNGER EXPORT
+#endif
+
 struct memory {
   uint8_t* data;
   size_t size;
