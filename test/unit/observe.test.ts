@@ -212,7 +212,11 @@ describe('the files for Prometheus and Grafana', () => {
   function isKnown(metric: string): boolean {
     if (metric === 'rdma_port_info') return true;
     const [, source, name] = /^rdma_(hw|port|ethtool)_(.+)_total$/.exec(metric) ?? [];
-    return source !== undefined && counterMeaning(name!.replace('_prio_', '_prio3_')) !== undefined;
+    if (source === undefined || counterMeaning(name!.replace('_prio_', '_prio3_')) === undefined) return false;
+    // ethtool's are of the physical port and of priorities; the standard ones of a port are those of InfiniBand.
+    const isEthtool = /_phy$|_prio_|_pause_storm_/.test(name!);
+    const isStandard = /^(port_|symbol_error$|link_)/.test(name!);
+    return source === (isEthtool ? 'ethtool' : isStandard ? 'port' : 'hw');
   }
 
   it.each(['alerts.yml', 'grafana-dashboard.json'])('%s asks for metrics that there are', (name) => {
