@@ -109,7 +109,7 @@ export class FdChannel extends FdSocket {
     if (dmabufs.length > 253) throw rangeError(`dmabufs has ${dmabufs.length} elements, and a message takes 253`);
     if (!(data instanceof Uint8Array)) throw typeError('data', 'a Uint8Array', data);
     if (data.length < 1 || data.length > 65536) throw rangeError(`data must have 1 to 65536 bytes, not ${data.length}`);
-    const fds = dmabufs.map((given, i) => {
+    const fds = Array.from(dmabufs, (given, i) => {
       if (typeof given === 'number') return integer(given, `dmabufs[${i}]`, 0, 0x7fff_ffff);
       instance(given, `dmabufs[${i}]`, DmaBuf).requireOpen();
       return given.fd;

@@ -170,6 +170,7 @@ describe('FdChannel', () => {
       [() => here.send(1 as never), 'ERR_INVALID_ARG_TYPE', /dmabufs/],
       [() => here.send([-1]), 'ERR_OUT_OF_RANGE', /dmabufs\[0\]/],
       [() => here.send([{} as never]), 'ERR_INVALID_ARG_TYPE', /dmabufs\[0\]/],
+      [() => here.send(new Array(2)), 'ERR_INVALID_ARG_TYPE', /dmabufs\[0\]/],
       [() => here.send([1_000_000]), 'EBADF', /sendmsg/],
       [() => here.send([], Buffer.alloc(0)), 'ERR_OUT_OF_RANGE', /data/],
       [() => here.send([], 'x' as never), 'ERR_INVALID_ARG_TYPE', /data/],
