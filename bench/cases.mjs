@@ -29,6 +29,8 @@ export const cases = [
   { name: 'poll-empty', batch: 1, requests: 256_000 },
   { name: 'event-wait', batch: 1, requests: 2_000 },
   { name: 'event-ping-pong', batch: 1, requests: 1_000 },
+  // Nothing of RDMA: what the event loop by itself costs beside epoll, for the two above to be compared with.
+  { name: 'socket-ping-pong', batch: 1, requests: 1_000 },
 ];
 
 /** How often a region of 64 MiB is registered in one run, and how many objects are made to see what they take. */

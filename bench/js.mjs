@@ -1,6 +1,10 @@
 // The JavaScript side of the comparison: what bench/c/bench.c does, with the package as its users have it. It is told
 // what to do on stdin and answers on stdout as the C program does.
 
+import { once } from 'node:events';
+import { connect, createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import {
   AccessFlags,
@@ -212,12 +216,35 @@ const run = {
     }
   },
 
+  'socket-ping-pong': async (requests) => {
+    sockets ??= await socketPair();
+    const [ping, pong] = sockets;
+    let left = 2 * requests;
+    await new Promise((resolve) => {
+      const answer = (socket) => (byte) => (--left === 0 ? resolve() : socket.write(byte));
+      ping.removeAllListeners('data').on('data', answer(ping));
+      pong.removeAllListeners('data').on('data', answer(pong));
+      ping.write('x');
+    });
+  },
+
   'reg-mr': (requests) => {
     memory ??= Buffer.alloc(REGION);
     for (let i = 0; i < requests; i++) pd.regMrSync(memory, { access: LOCAL_WRITE }).close();
   },
 };
 
+/** Both ends of a connection of Node's own. */
+async function socketPair() {
+  const path = join(tmpdir(), `node-rdma-bench-${process.pid}`);
+  const server = createServer().listen(path);
+  const here = connect(path);
+  const [there] = await once(server, 'connection');
+  server.close();
+  return [here, there];
+}
+
+let sockets;
 let memory;
 const everything = [];
 

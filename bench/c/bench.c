@@ -7,7 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #define CHECK(x)                                                    \
   do {                                                              \
@@ -327,6 +330,25 @@ static void event_ping_pong(long requests) {
   }
 }
 
+// A byte there and back by a pair of sockets, each side asleep until epoll tells of it.
+static void socket_ping_pong(long requests) {
+  static int ends[2] = {-1, -1};
+  static int loop;
+  struct epoll_event event;
+  if (ends[0] < 0) {
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) && (loop = epoll_create1(0)) >= 0);
+    for (int i = 0; i < 2; i++) {
+      event = (struct epoll_event){.events = EPOLLIN, .data.fd = ends[i]};
+      CHECK(!epoll_ctl(loop, EPOLL_CTL_ADD, ends[i], &event));
+    }
+  }
+  char byte = 0;
+  for (long i = 0; i < 2 * requests; i++) {
+    CHECK(write(ends[i % 2], &byte, 1) == 1);
+    CHECK(epoll_wait(loop, &event, 1, -1) == 1 && read(event.data.fd, &byte, 1) == 1);
+  }
+}
+
 // One region of 64 MiB, registered and deregistered again and again.
 static void reg_mr(long requests) {
   static const size_t length = 64 << 20;
@@ -388,6 +410,7 @@ static const struct {
     {"poll-empty", poll_empty, NULL},
     {"event-wait", event_wait, NULL},
     {"event-ping-pong", event_ping_pong, NULL},
+    {"socket-ping-pong", socket_ping_pong, NULL},
     {"reg-mr", reg_mr, NULL},
     {"memory-qp", NULL, memory_qp},
     {"memory-cq", NULL, memory_cq},

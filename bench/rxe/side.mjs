@@ -209,8 +209,8 @@ async function awaitedLat() {
   const [out, into] = [outgoing(latencyBytes), incoming(latencyBytes)];
   let received = awaited.recv(into);
   await inStep();
-  // Much more is to be compiled than of the others.
-  const warmUp = Math.min(10 * iterations, 2 * WARM_UP);
+  // Much more is to be compiled than of the others, and what was compiled is to be translated by the emulator.
+  const warmUp = Math.min(20 * iterations, 8 * WARM_UP);
   let start = 0;
   for (let i = 1 - warmUp; i <= iterations; i++) {
     if (i === 1) start = performance.now();
