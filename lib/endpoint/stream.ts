@@ -1,6 +1,7 @@
 import type { AddressInfo } from 'node:net';
 import { Duplex } from 'node:stream';
 import { boolean, integer, readOptions, typeError } from '../args.ts';
+import { isIwarp } from '../verbs/iwarp.ts';
 import type { Endpoint } from './endpoint.ts';
 import { Kind } from './message-link.ts';
 import { type Messages, type MessagesOptions, openMessages } from './messages.ts';
@@ -69,7 +70,7 @@ export class RdmaSocket extends Duplex {
     return this.#messages.endpoint;
   }
 
-  /** This side's address: its GID, as an IPv4 address where it is one. Undefined once the endpoint is closed. */
+  /** This side's address: its GID, as an IPv4 address where it is one. Undefined once the endpoint is closed, and on iWARP. */
   get localAddress(): string | undefined {
     return this.#address()?.local;
   }
@@ -215,7 +216,8 @@ export class RdmaSocket extends Duplex {
   // The kernel is asked, so only when somebody wants to know.
   #address(): { local: string; remote: string } | undefined {
     const { qp } = this.endpoint;
-    if (this.#addresses === undefined && !qp.closed) {
+    // A queue pair of iWARP knows none.
+    if (this.#addresses === undefined && !qp.closed && !isIwarp(qp.context)) {
       const { ahAttr } = qp.query();
       const { dgid, sgidIndex = 0 } = ahAttr?.grh ?? {};
       const local = qp.pd.context.queryGid(ahAttr?.portNum ?? 1, sgidIndex);

@@ -409,6 +409,11 @@ describeSiw('iWARP', () => {
     const [a, b] = await ends.carriers();
     const streams = Promise.all([a, b].map((end) => RdmaSocket.open(end, { timeoutMs })));
     const [from, to] = (await within(streams, 'the stream')) as [RdmaSocket, RdmaSocket];
+    // Its queue pair knows no addresses.
+    expect([from.remoteAddress, from.localAddress, from.remoteFamily, from.address()]).toEqual([
+      ...[undefined, undefined, undefined],
+      {},
+    ]);
     const bytes = fill(Buffer.alloc(100_001), 5);
     from.end(bytes);
     expect((await within(buffer(to), 'the bytes')).equals(bytes)).toBe(true);
