@@ -219,6 +219,7 @@ const run = {
   'socket-ping-pong': async (requests) => {
     sockets ??= await socketPair();
     const [ping, pong] = sockets;
+    ping.ref();
     let left = 2 * requests;
     await new Promise((resolve) => {
       const answer = (socket) => (byte) => (--left === 0 ? resolve() : socket.write(byte));
@@ -226,6 +227,8 @@ const run = {
       pong.removeAllListeners('data').on('data', answer(pong));
       ping.write('x');
     });
+    // It does not keep the process alive beyond the last case.
+    ping.unref();
   },
 
   'reg-mr': (requests) => {
@@ -241,7 +244,7 @@ async function socketPair() {
   const here = connect(path);
   const [there] = await once(server, 'connection');
   server.close();
-  return [here, there];
+  return [here.unref(), there.unref()];
 }
 
 let sockets;
