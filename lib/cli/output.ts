@@ -47,6 +47,14 @@ export function printTable(columns: readonly string[], rows: readonly (readonly 
   for (const row of texts) print(line(row).trimEnd());
 }
 
+/** As `printTable()`, but for rows of numbers that come one by one: prints the names, and returns what prints a row. */
+export function printRows(columns: readonly string[]): (row: readonly string[]) => void {
+  const line = (row: readonly string[]) =>
+    stdout.isTTY ? row.map((text, i) => text.padStart(Math.max(columns[i]!.length, 9))).join('  ') : row.join('\t');
+  print(colour('bold', line(columns)));
+  return (row) => print(line(row));
+}
+
 /** Lines for stdout, written in large pieces: for hundreds of thousands a second, in memory that does not grow. */
 export class LineWriter {
   #text = '';

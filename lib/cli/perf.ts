@@ -4,7 +4,7 @@ import type { Bandwidth, Latency } from '../perf/measure.ts';
 import { type PerfTest, perfTests, runPerfClient, runPerfServer } from '../perf/perf.ts';
 import { drawPage, type Section } from '../plot/chart.ts';
 import { bytes, positive, run, subcommand, whole } from './frame.ts';
-import { colour, print, printJson, printTable } from './output.ts';
+import { colour, print, printJson, printRows } from './output.ts';
 
 interface Flags {
   ibDev?: string;
@@ -94,22 +94,25 @@ const isLatency = (result: Bandwidth | Latency): result is Latency => 'typical' 
 async function measure(test: PerfTest, host: string, flags: Flags, signal: AbortSignal): Promise<void> {
   const sizes = sizesOf(test, flags);
   const isBandwidth = test.endsWith('-bw');
+  let printRow: ((row: readonly string[]) => void) | undefined;
   let done = 0;
   const results = await runPerfClient({
     ...common(test, flags, signal),
     ...{ host, sizes, seconds: flags.duration, qps: flags.qp, txDepth: flags.txDepth, rxDepth: flags.rxDepth },
     iters: flags.duration === undefined ? (flags.iters ?? (isBandwidth ? 5000 : 1000)) : undefined,
-    onResult: () => progress(++done, sizes.length),
+    onResult: (result) => {
+      progress(sizes.length, sizes.length);
+      printRow ??= flags.json ? () => {} : printRows(columns(isBandwidth));
+      printRow(row(result));
+      progress(++done, sizes.length);
+    },
   });
   if (flags.json) printJson({ test, host, results });
-  else {
-    printTable(columns(isBandwidth), results.map(row));
-    if (flags.histogram) for (const result of results.filter(isLatency)) showHistogram(result);
-  }
+  else if (flags.histogram) for (const result of results.filter(isLatency)) showHistogram(result);
   if (flags.html !== undefined) await writeFile(flags.html, page(test, results));
 }
 
-/** A bar on a terminal, which the results replace. */
+/** A bar on a terminal, below the results; what is whole is taken away. */
 function progress(done: number, all: number): void {
   if (!process.stderr.isTTY || all < 2) return;
   const filled = Math.round((30 * done) / all);

@@ -80,7 +80,7 @@ export class Control {
 
   /** The next object. @throws when the peer has gone, or has sent an `error` */
   async receive<T extends object>(): Promise<T> {
-    const { value, done } = await this.#lines.next();
+    const { value, done } = await this.#lines.next().catch(asEnd);
     if (done || value === undefined) throw perfError('the peer has closed the connection');
     if (typeof value.error === 'string') throw perfError(`the peer says: ${value.error}`);
     return value as T;
@@ -89,6 +89,12 @@ export class Control {
   close(): void {
     this.#socket.end();
   }
+}
+
+/** A peer that was interrupted may leave by a reset. */
+function asEnd(error: NodeJS.ErrnoException): IteratorReturnResult<undefined> {
+  if (error.code !== 'ECONNRESET') throw error;
+  return { done: true, value: undefined };
 }
 
 async function* lines(socket: Socket): AsyncGenerator<{ error?: unknown }, void> {

@@ -87,6 +87,24 @@ describe.runIf(isRxe)('on the wire', { timeout: 300_000 }, () => {
     expect(ownFigure).toBeLessThan(figure * 200);
   });
 
+  it('perf ends by Ctrl-C in the middle, and tells the other side', async () => {
+    const port = newPort();
+    let client: ReturnType<typeof start> | undefined;
+    const more = { portNum: 1, gidIndex: undefined, trafficClass: undefined, mtu: undefined, events: true };
+    const signal = AbortSignal.timeout(120_000);
+    const served = runPerfServer({ ...more, test: 'write-bw', device: deviceA, port, signal }, () => {
+      client = start(['perf', 'write-bw', '127.0.0.1', '-e', '-a', '-D', '1', '-d', deviceB, '-p', String(port)]);
+    }).then(
+      () => undefined,
+      (error: Error) => error,
+    );
+    await until(() => /^2\t\d+\t/m.test(client?.stdout ?? ''), 'the figures of the first size');
+    client!.child.kill('SIGINT');
+    const { code, stderr } = await client!.ended;
+    expect([code, stderr]).toEqual([130, '']);
+    expect(await served).toMatchObject({ code: 'ERR_PERF', message: 'the peer has closed the connection' });
+  });
+
   it('pingpong plays with ibv_rc_pingpong, and tells addresses and times in its words', async () => {
     const port = String(newPort());
     const game = run(['pingpong', '-d', deviceA, '-p', port, '-n', '50', '-s', '1024']);
