@@ -9,7 +9,7 @@ const { role, device, gidIndex, port, bandwidthBytes: bytes, iterations } = JSON
 const isClient = role === 'client';
 // Messages under way, so that the wire is never idle.
 const WINDOW = 4;
-const WARM_UP = 4;
+const WARM_UP = 32;
 
 const context = openDevice(device);
 const pd = context.allocPd();
