@@ -196,6 +196,8 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
           found = this.poll();
           return found > 0;
         }, signal);
+        // Who asked goes on between the end of the spinning and here, and may have aborted.
+        if (found === 0) signal?.throwIfAborted();
       }
       if (found === 0) {
         // What arrives between the poll and the arming makes no event.

@@ -234,6 +234,26 @@ describe('cq.spinUs', () => {
     context.close({ cascade: true });
   });
 
+  it('ends with a signal that is aborted as the spinning ends', async () => {
+    using context = openDevice(deviceA);
+    using cq = context.createCq(4);
+    // One spins on this turn to its end, the other one goes on in later ones.
+    for (const us of [50, 700]) {
+      cq.spinUs = us;
+      for (let jobs = 0; jobs < 6; jobs++) {
+        const aborter = new AbortController();
+        const waiting = cq.wait({ signal: aborter.signal });
+        for (let i = 0; i < jobs; i++) await null;
+        aborter.abort();
+        await expect(within(waiting, `the abort after ${jobs} microtasks`)).rejects.toMatchObject({
+          name: 'AbortError',
+        });
+      }
+    }
+    cq.close();
+    context.close({ cascade: true });
+  });
+
   it('ends with the signal, and with the queue', async () => {
     using context = openDevice(deviceA);
     const cq = context.createCq(4);
