@@ -73,7 +73,7 @@ export class GpuBuffer extends Resource {
 
   /**
    * Copies bytes of the host to it, on a thread of the pool. Until that is done no region or DmaBuf that they belong to can be
-   * closed.
+   * closed, or registered anew.
    *
    * @param bytes - of a Buffer, TypedArray, DataView or ArrayBuffer; not to be changed before the promise settles
    * @param offset - first byte here. Default 0
@@ -82,7 +82,7 @@ export class GpuBuffer extends Resource {
    */
   async copyFrom(bytes: ArrayBufferView | ArrayBuffer, offset = 0): Promise<void> {
     const host = this.#hostArgs(bytes, offset);
-    await this.track(onMemory(host[0], binding().copyToGpu(this.#handle, offset, ...host)));
+    await this.track(onMemory(host[0], () => binding().copyToGpu(this.#handle, offset, ...host)));
   }
 
   /**
@@ -95,7 +95,7 @@ export class GpuBuffer extends Resource {
    */
   async copyTo(bytes: ArrayBufferView | ArrayBuffer, offset = 0): Promise<void> {
     const host = this.#hostArgs(bytes, offset);
-    await this.track(onMemory(host[0], binding().copyFromGpu(this.#handle, offset, ...host)));
+    await this.track(onMemory(host[0], () => binding().copyFromGpu(this.#handle, offset, ...host)));
   }
 
   /**

@@ -112,8 +112,13 @@ export class MemoryRegion extends Resource {
         `The memory of ${this.describe()} was detached: it must stay where it is until the region is closed`,
       );
     }
-    if (this.#change === 'running') throw stateError(`${this.describe()} is being registered anew`);
+    this.requireMemory();
     if (this.#change === 'lost') throw stateError(`${this.describe()} was lost by rereg(): it can only be closed`);
+  }
+
+  /** @internal */
+  override requireMemory(): void {
+    if (this.#change === 'running') throw stateError(`${this.describe()} is being registered anew`);
   }
 
   /**
@@ -147,7 +152,7 @@ export class MemoryRegion extends Resource {
    * pool.
    *
    * @returns the region that this one has become; `buffer` stays in place where `memory` is not given
-   * @throws BusyError while requests in flight use the region, with their number; nothing is changed
+   * @throws BusyError while requests in flight or copies of a GPU use the region, with their number; nothing is changed
    * @throws RdmaError EOPNOTSUPP where the device or its provider cannot; the region is as it was
    * @throws RdmaError with the kernel's errno: the message says whether the region is as it was, or lost. One that is
    *   lost can only be closed, and until then holds the memory that it had and the memory that it was to have
@@ -191,6 +196,10 @@ export class MemoryRegion extends Resource {
     if (inFlight > 0) {
       const detail = `${this.describe()} is used by ${inFlight} work request(s) in flight`;
       throw new BusyError('ibv_rereg_mr', detail);
+    }
+    // Such as a copy of a GPU: the memory would go with this region, or with the one that comes after it.
+    if (this.underWay > 0) {
+      throw new BusyError('ibv_rereg_mr', `${this.describe()} is used by ${this.underWay} operation(s) under way`);
     }
     if (given) markAsUntransferable(given.buffer);
     const args = [

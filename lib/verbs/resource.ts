@@ -10,9 +10,12 @@ const collected = new FinalizationRegistry<() => void>((forget) => forget());
 // Who takes memory away when it is closed. Weak, so that who keeps the memory need not keep that one.
 const owners = new WeakMap<ArrayBuffer, WeakRef<Resource>>();
 
-/** An operation on memory: while it runs, nobody who would take the memory away can be closed. @internal */
-export function onMemory<T>(memory: ArrayBuffer, operation: Promise<T>): Promise<T> {
-  return owners.get(memory)?.deref()?.track(operation) ?? operation;
+/** Begins an operation on memory: while it runs, nobody who would take the memory away can be closed. @internal */
+export function onMemory<T>(memory: ArrayBuffer, begin: () => Promise<T>): Promise<T> {
+  const owner = owners.get(memory)?.deref();
+  owner?.requireMemory();
+  const operation = begin();
+  return owner?.track(operation) ?? operation;
 }
 
 /**
@@ -133,6 +136,11 @@ export abstract class Resource {
     return [];
   }
 
+  /** Operations that use it now. @internal */
+  protected get underWay(): number {
+    return this.#pending;
+  }
+
   /** Whether no open object needs this one. @internal */
   get idle(): boolean {
     return this.openChildren().length === 0;
@@ -170,6 +178,9 @@ export abstract class Resource {
     this.#self ??= new WeakRef<Resource>(this);
     owners.set(memory, this.#self);
   }
+
+  /** Throws when its memory may go while an operation uses it. @internal */
+  requireMemory(): void {}
 
   /** Goes from one parent to another. @internal */
   protected moveTo(from: Resource, to: Resource): void {

@@ -225,6 +225,7 @@ describe('a method', () => {
       'makeCq',
       'refuse',
       'requireOpen',
+      'requireMemory',
       'onLost',
       'onCascade',
       'failed',

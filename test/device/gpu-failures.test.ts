@@ -114,6 +114,20 @@ describe.runIf(!isRxe)('node-rdma/gpu', () => {
         await copy;
       }
     }
+    for (const change of [{ access: 0 }, { memory: Buffer.alloc(64) }]) {
+      const busy = {
+        code: 'EBUSY',
+        syscall: 'ibv_rereg_mr',
+        message: expect.stringMatching(/operation\(s\) under way/),
+      };
+      const copy = buffer.copyFrom(mr.buffer);
+      expect(thrown(() => mr.reregSync(change))).toMatchObject(busy);
+      await expect(mr.rereg(change)).rejects.toMatchObject(busy);
+      await copy;
+    }
+    const changed = mr.rereg({ access: 0 });
+    await expect(buffer.copyTo(mr.buffer)).rejects.toMatchObject({ code: 'ERR_INVALID_STATE' });
+    (await changed).close();
   });
 
   it('asks no driver for what it has said not to have', async () => {
