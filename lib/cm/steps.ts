@@ -59,15 +59,18 @@ export class Steps {
       for (const step of this.#pending) step.reject(errorOf(step.operation, event));
       return false;
     }
-    const step = this.#pending.find(
+    const found = this.#pending.filter(
       ({ ends, fails, join: number, isSettled }) =>
         !isSettled && (ends.includes(type) || fails.includes(type)) && (number === undefined || number === join),
     );
-    if (step === undefined) return false;
-    step.isSettled = true;
-    if (status === 0 && step.ends.includes(type)) step.resolve(event);
-    else step.reject(errorOf(step.operation, event));
-    return true;
+    // Each step has an event of its own, but a connection ends once, whoever waits for that.
+    const steps = type === CmEventType.DISCONNECTED ? found : found.slice(0, 1);
+    for (const step of steps) {
+      step.isSettled = true;
+      if (status === 0 && step.ends.includes(type)) step.resolve(event);
+      else step.reject(errorOf(step.operation, event));
+    }
+    return steps.length > 0;
   }
 
   /** The id goes to another channel: its waits go along. */

@@ -86,6 +86,12 @@ describeCm('a connection, step by step', () => {
     for (const { cq } of [a, b]) expect(await completion(cq)).toMatchObject({ wrId: 7, status: WcStatus.WR_FLUSH_ERR });
   });
 
+  it('is ended once for all who wait for that', async () => {
+    using pair = await CmPair.connect();
+    const { a, b } = pair;
+    await Promise.all([a, a, b].map(({ id }) => id.disconnect(soon())));
+  });
+
   it('is made of a queue pair of the caller too, through initQpAttr() and establish()', async () => {
     const channel = createEventChannel();
     const port = newPort();
