@@ -200,15 +200,16 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
         if (found === 0) signal?.throwIfAborted();
       }
       if (found === 0) {
-        // What arrives between the poll and the arming makes no event.
-        this.reqNotify(solicitedOnly);
+        // What arrives between the poll and the arming makes no event. Who waits for any is not to miss one: on some devices
+        // the last arming counts.
+        this.reqNotify(solicitedOnly && this.#waiters.every((waiter) => waiter.solicitedOnly));
         found = this.poll();
       }
       if (found > 0) {
         if (this.#isTurnOver()) await setImmediate();
         return found;
       }
-      await this.nextEvent(signal);
+      await this.nextEvent(signal, solicitedOnly);
     }
   }
 
@@ -281,13 +282,13 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
   }
 
   /** Resolves at the next event, for who has armed the queue and polled it empty since. @internal */
-  nextEvent(signal: AbortSignal | undefined): Promise<void> {
+  nextEvent(signal: AbortSignal | undefined, solicitedOnly = false): Promise<void> {
     const channel = this.#requireChannel();
     this.#immediate = 0;
     if (this.#waiters.length === 0) channel.beginWait(this.#id, this);
     let waiter: Waiter | undefined;
     const event = new Promise<void>((resolve, reject) => {
-      waiter = { resolve, reject };
+      waiter = { solicitedOnly, resolve, reject };
       this.#waiters.push(waiter);
     });
     return signal ? this.#orAborted(event, waiter as Waiter, signal) : event;
@@ -422,6 +423,8 @@ export class CompletionQueue<Wc extends WorkCompletion = WorkCompletion> extends
 }
 
 interface Waiter {
+  /** Whether the queue need not be armed for all that comes. */
+  solicitedOnly: boolean;
   resolve(): void;
   reject(error: Error): void;
 }

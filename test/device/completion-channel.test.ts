@@ -183,6 +183,21 @@ describe('cq.wait({ solicitedOnly })', () => {
     expect(await within(waiting, 'the solicited message')).toBe(3);
     await completion(a.cq);
   });
+
+  it('takes no event from who waits for any message', async () => {
+    using pair = await Pair.connect();
+    const { a, b } = pair;
+    b.qp.postRecv({ wrId: 1 });
+    const aborter = new AbortController();
+    const any = b.cq.wait();
+    const waiting = b.cq.wait({ solicitedOnly: true, signal: aborter.signal });
+    const aborted = expect(waiting).rejects.toMatchObject({ name: 'AbortError' });
+    a.qp.postSend({ opcode: WrOpcode.SEND });
+    expect(await within(any, 'the message')).toBe(1);
+    aborter.abort();
+    await within(aborted, 'the abort');
+    await completion(a.cq);
+  });
 });
 
 describe('cq.spinUs', () => {
