@@ -31,6 +31,7 @@ async function serve({ host, port, once: isOnce }: Flags, signal: AbortSignal): 
   await once(server, 'listening');
   const { address, family, port: bound } = server.address() as AddressInfo;
   console.error(`node-rdma: counters at http://${family === 'IPv6' ? `[${address}]` : address}:${bound}/metrics`);
+  if ((await readCounters()).length === 0) console.error('node-rdma: no RDMA devices yet: "node-rdma doctor" says why');
   signal.addEventListener('abort', () => server.closeAllConnections());
   await once(server, 'close');
 }

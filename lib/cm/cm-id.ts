@@ -314,7 +314,7 @@ export class CmId extends Resource {
    * @throws RdmaError EINVAL for an id that no request has brought, or that was answered already
    * @see rdma_reject(3)
    */
-  reject(data?: Uint8Array): void {
+  reject(data?: Uint8Array | string): void {
     const bytes = privateData(data, 'data', 'reject', this.#query());
     binding().rejectCmId(this.#handle, bytes);
   }

@@ -1,4 +1,4 @@
-import { boolean, instance, integer, readOptions, typeError, valueError } from '../args.ts';
+import { boolean, integer, readOptions, typeError, valueError } from '../args.ts';
 import { PortSpace } from '../native/constants.gen.ts';
 import type { NativeCmId, NativeConnParam } from '../native/native-cm.ts';
 import { isIwarp } from '../verbs/iwarp.ts';
@@ -10,7 +10,7 @@ export interface ConnParam {
    * Sent along to the peer, who gets it filled up with zeros to the length of the message: use `encodePrivateData()` where
    * the length matters. How long it may be depends on the message: {@link privateDataLimit}.
    */
-  privateData?: Uint8Array;
+  privateData?: Uint8Array | string;
   /** RDMA reads and atomics of the peer to be answered at once. Default: as many as the device can (and the peer asks for). */
   responderResources?: number;
   /** RDMA reads and atomics to have under way at once. Default: likewise. */
@@ -91,7 +91,8 @@ export function privateData(
   id: NativeCmId,
 ): Uint8Array | null {
   if (value === undefined) return null;
-  const data = instance(value, name, Uint8Array);
+  const data = typeof value === 'string' ? Buffer.from(value) : value;
+  if (!(data instanceof Uint8Array)) throw typeError(name, 'a Uint8Array or a string', data);
   const limit = isIwarp(id) ? IWARP_LIMIT : privateDataLimit(message, id.portSpace as PortSpace);
   if (data.length > limit) {
     throw valueError(`${name} has ${data.length} bytes, and this message has room for ${limit}`);
@@ -124,7 +125,7 @@ export function connParam(
     throw valueError('param.qpNum and param.srq are for an id without a queue pair, and this one has one');
   }
   return {
-    privateData: privateData(o.privateData, 'param.privateData', message, id),
+    privateData: privateData(o.privateData, 'privateData', message, id),
     responderResources: integer(o.responderResources ?? AS_MANY_AS_CAN_BE, 'param.responderResources', 0, 255),
     initiatorDepth: integer(o.initiatorDepth ?? AS_MANY_AS_CAN_BE, 'param.initiatorDepth', 0, 255),
     flowControl: boolean(o.flowControl ?? false, 'param.flowControl'),

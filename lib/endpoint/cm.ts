@@ -34,9 +34,10 @@ export interface CmEndpointOptions {
   cap?: Partial<QpCap>;
   /**
    * Sent along to the peer: up to 56 bytes with `connect()`, 196 with `accept()`, 251 on iWARP. It arrives with zeros behind
-   * it, in `request.privateData` and `endpoint.privateData`: use `encodePrivateData()` where the length matters.
+   * it, in `request.privateData` and `endpoint.privateData`: use `encodePrivateData()` where the length matters. A string is
+   * sent as UTF-8.
    */
-  privateData?: Uint8Array;
+  privateData?: Uint8Array | string;
   /**
    * Receives to post before the peer can send. Their promises are in `endpoint.recvs`, in the same order, and later calls
    * of `endpoint.recv()` come behind them.
@@ -292,7 +293,7 @@ export class ConnectionRequest {
    * @throws RdmaError EINVAL when the peer has gone meanwhile; then too the request is done with
    * @param data - up to 148 bytes: `CmError.privateData` there, with zeros behind it
    */
-  reject(data?: Uint8Array): void {
+  reject(data?: Uint8Array | string): void {
     try {
       this.id.reject(data);
     } catch (error) {

@@ -6,6 +6,7 @@ import type { Context } from '../verbs/context.ts';
 import { type Device, getDeviceList, openDevice } from '../verbs/device.ts';
 import type { DeviceAttr, DeviceAttrEx, PortAttr } from '../verbs/device-attributes.ts';
 import { type GidEntry, gidReason } from '../verbs/gid.ts';
+import { isIwarp } from '../verbs/iwarp.ts';
 
 /** A port of a device. */
 export interface PortDescription {
@@ -78,6 +79,8 @@ function describe(device: Device): DeviceDescription {
 function describePort(context: Context, portNum: number, table: GidEntry[]): PortDescription {
   const gids = table.filter((entry) => entry.portNum === portNum);
   const port = { portNum, attr: context.queryPort(portNum), gids };
+  if (isIwarp(context))
+    return { ...port, chosen: undefined, reason: 'iWARP has no use for any: it connects by IP addresses' };
   try {
     const chosen = context.selectGid(portNum);
     const isNamed = process.env.NODE_RDMA_GID_INDEX !== undefined && process.env.NODE_RDMA_GID_INDEX !== '';

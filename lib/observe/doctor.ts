@@ -20,14 +20,16 @@ const warning = (name: string, detail: string, fix?: string): Finding => ({
  */
 export async function examine(): Promise<Diagnosis> {
   const { findings } = diagnose();
-  const ports = readSysfsDevices().flatMap(({ name, ports }) => ports.map((port) => ({ device: name, port })));
-  for (const { device, port } of ports)
-    findings.push(...portFindings(device, port), ...(await qosFindings(device, port)));
+  const ports = readSysfsDevices().flatMap(({ name, isIwarp, ports }) =>
+    ports.map((port) => ({ device: name, isIwarp, port })),
+  );
+  for (const { device, isIwarp, port } of ports)
+    findings.push(...portFindings(device, isIwarp, port), ...(await qosFindings(device, port)));
   if (ports.length > 0) findings.push(...namespaceFindings(), ...(await firewallFindings()));
   return { ok: !findings.some(({ level }) => level === 'error'), findings };
 }
 
-function portFindings(device: string, port: SysfsPort): Finding[] {
+function portFindings(device: string, isIwarp: boolean, port: SysfsPort): Finding[] {
   const title = `${device}/${port.portNum}`;
   const netdev = port.gids.find((entry) => entry.netdev !== null)?.netdev;
   const findings: Finding[] = [];
@@ -38,7 +40,8 @@ function portFindings(device: string, port: SysfsPort): Finding[] {
       warning(`${title} link`, `${port.state}: nothing can be sent; look at the cable, and the interface`, fix),
     );
   }
-  if (port.linkLayer !== 'Ethernet') return findings;
+  if (isIwarp) findings.push(ok(`${title} addresses`, 'iWARP: those of its network interface; GIDs play no part'));
+  if (isIwarp || port.linkLayer !== 'Ethernet') return findings;
   const chosen = chooseGid(port.gids);
   if (chosen === undefined) {
     findings.push(

@@ -42,6 +42,8 @@ export interface SysfsDevice {
   pciPath: string | undefined;
   /** -1 where it is not known. */
   numaNode: number;
+  /** Of iWARP, which has no use for GIDs. */
+  isIwarp: boolean;
   ports: SysfsPort[];
 }
 
@@ -53,6 +55,7 @@ export function readSysfsDevices(sysfs: string = sysfsFolder()): SysfsDevice[] {
     const pciPath = realPath(join(own, 'device'));
     return {
       ...{ name, pciPath, numaNode: Number(readText(join(own, 'device/numa_node')) ?? -1) },
+      isIwarp: readText(join(own, 'node_type'))?.startsWith('4:') ?? false,
       ports: listFolder(join(own, 'ports')).map((port) => readPort(join(own, 'ports', port), Number(port))),
     };
   });

@@ -51,6 +51,7 @@ export async function connectTo(host: string, port: number, signal: AbortSignal)
 export class Control {
   readonly #socket: Socket;
   readonly #lines: AsyncIterator<{ error?: unknown }>;
+  #hasSpoken = false;
 
   constructor(socket: Socket) {
     this.#socket = socket;
@@ -81,7 +82,11 @@ export class Control {
   /** The next object. @throws when the peer has gone, or has sent an `error` */
   async receive<T extends object>(): Promise<T> {
     const { value, done } = await this.#lines.next().catch(asEnd);
-    if (done || value === undefined) throw perfError('the peer has closed the connection');
+    if (done || value === undefined) {
+      const ended = 'the peer has closed the connection';
+      throw perfError(this.#hasSpoken ? ended : `${ended} without a word: it must be node-rdma perf, too`);
+    }
+    this.#hasSpoken = true;
     if (typeof value.error === 'string') throw perfError(`the peer says: ${value.error}`);
     return value as T;
   }

@@ -3,6 +3,7 @@ import type { ConnectOptions } from '../endpoint/connect.ts';
 import type { Mtu } from '../native/constants.gen.ts';
 import type { Context } from '../verbs/context.ts';
 import { openDevice } from '../verbs/device.ts';
+import { requireNoIwarp } from '../verbs/iwarp.ts';
 import { acceptOne, Control, connectTo, perfError } from './control.ts';
 import {
   type Bandwidth,
@@ -127,6 +128,7 @@ export async function runPerfServer(options: PerfOptions, onListening: (port: nu
   const context = openDevice(options.device);
   let control: Control | undefined;
   try {
+    requireNoIwarp(context);
     control = new Control(await acceptOne(port, signal, onListening));
     await serve(context, control, options);
   } catch (error) {

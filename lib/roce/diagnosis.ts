@@ -24,6 +24,12 @@ export function diagnoseFlow(flow: Flow): FlowFinding[] {
   const findings: FlowFinding[] = [];
   const warn = (text: string) => findings.push({ level: 'warning', text });
   const { packets, missing, retransmissions, goBackNs, rnrNaks, naks, sequenceNaks } = object(flow, 'flow');
+  if (flow.ackLatency.ofTwoClocks > 0) {
+    warn(
+      'the times of this flow and of its answers are of two clocks, hours apart: what lies between a packet and its answer is ' +
+        'not known. Soft-RoCE over veth has its kernel stamp one direction so',
+    );
+  }
   if (missing > 0) {
     warn(
       `${count(missing, 'packet')} lost before this place (${percent(missing, packets + missing)}): on a network meant ` +

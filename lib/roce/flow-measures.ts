@@ -13,6 +13,7 @@ export function psnAdd(psn: number, count: number): number {
 // Four buckets for each power of two: a percentile is at most 19 % off.
 const STEPS = 4;
 const BUCKETS = 48 * STEPS;
+const HOUR = 3600e9;
 
 /** Durations in nanoseconds: their number, extremes and mean, and percentiles to within a fifth. */
 export class Durations {
@@ -22,12 +23,18 @@ export class Durations {
   min = 0;
   /** The longest; 0 without any. */
   max = 0;
+  /** What is none, and not counted: beyond an hour, or as long before its beginning. Its two times are of two clocks. */
+  ofTwoClocks = 0;
   #sum = 0;
   #buckets: Uint32Array | undefined;
 
   /** @internal */
   add(nanoseconds: number): void {
-    // Clocks of two interfaces may disagree.
+    if (Math.abs(nanoseconds) > HOUR) {
+      this.ofTwoClocks++;
+      return;
+    }
+    // Clocks of two interfaces may disagree a little.
     const value = Math.max(0, nanoseconds);
     this.min = this.count === 0 ? value : Math.min(this.min, value);
     this.max = Math.max(this.max, value);

@@ -34,7 +34,7 @@ expectNoLeaks();
 describeCm('a connection, step by step', () => {
   it('carries data both ways, and tells each side what the other said', async () => {
     using pair = await CmPair.connect({
-      connect: { privateData: Buffer.from('a to b'), initiatorDepth: 4, responderResources: 8, retryCount: 6 },
+      connect: { privateData: 'a to b', initiatorDepth: 4, responderResources: 8, retryCount: 6 },
       accept: { privateData: Buffer.from('b to a') },
     });
     const { a, b, asked, answered, listener } = pair;
@@ -137,7 +137,7 @@ describeCm('a connection, step by step', () => {
     srq.postRecv({ wrId: 1, sgList: b.mr.slice() });
     const accept = { qpNum: own.qpNum, srq: true, flowControl: true, rnrRetryCount: 2 };
     const tooLong = await rejection(id.accept({ ...accept, privateData: Buffer.alloc(197) }));
-    expect(tooLong.message).toBe('param.privateData has 197 bytes, and this message has room for 196');
+    expect(tooLong.message).toBe('privateData has 197 bytes, and this message has room for 196');
     const said = fill(Buffer.alloc(196), 4);
     await id.accept({ ...accept, privateData: said }, soon());
     const answer = await answered;

@@ -82,7 +82,7 @@ describeCm('datagrams', () => {
     expect(asked.ud?.privateData).toEqual(Buffer.alloc(180, 3));
     const b = await cmSide(asked.id);
     const refused = await rejection(b.id.accept({ privateData: Buffer.alloc(137) }));
-    expect(refused.message).toBe('param.privateData has 137 bytes, and this message has room for 136');
+    expect(refused.message).toBe('privateData has 137 bytes, and this message has room for 136');
     await b.id.accept({ privateData: Buffer.alloc(136, 4) });
     const answer = await answered;
     expect(answer).toMatchObject({ name: 'ESTABLISHED', ud: { qpNum: b.qp.qpNum } });

@@ -153,7 +153,7 @@ describeCm('steps that fail', () => {
     const id = await resolved(channel, port);
     const tooLong = await rejection(id.connect({ qpNum: newQpNum(), privateData: Buffer.alloc(57) }, soon()));
     expect(tooLong).toMatchObject({ code: 'ERR_INVALID_ARG_VALUE' });
-    expect(tooLong.message).toBe('param.privateData has 57 bytes, and this message has room for 56');
+    expect(tooLong.message).toBe('privateData has 57 bytes, and this message has room for 56');
     const pending = rejection(id.connect({ qpNum: newQpNum(), privateData: Buffer.alloc(56, 7) }, soon()));
     const asked = await request(listener);
     expect(asked.conn?.privateData).toEqual(Buffer.alloc(56, 7));

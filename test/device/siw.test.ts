@@ -34,6 +34,7 @@ import {
   WcStatus,
   WrOpcode,
 } from '../../lib/index.ts';
+import { runPerfServer } from '../../lib/perf/perf.ts';
 import { type PingResult, ping } from '../../lib/perf/ping.ts';
 import { addressA, addressB, CmPair, deviceA, deviceB, rejection, soon } from './cm.ts';
 import {
@@ -128,6 +129,12 @@ describeSiw('iWARP', () => {
     const own = pdA.createQp({ sendCq: cq });
     const onlyByCm = iwarp('ibv_modify_qp', 'connects by the connection manager only: listen(), connect()');
     expect(thrown(() => connectionInfo(own))).toMatchObject(onlyByCm);
+    const more = { portNum: 1, gidIndex: undefined, trafficClass: undefined, mtu: undefined, events: false };
+    const perf = runPerfServer(
+      { ...more, test: 'write-bw', device: deviceA, port: 0, signal: soon().signal },
+      () => {},
+    );
+    expect(await rejection(perf)).toMatchObject(onlyByCm);
     expect(await rejection(listenTcp({ pd: pdA, port: 0 }))).toMatchObject(onlyByCm);
     expect(await rejection(connectTcp({ pd: pdA, host: 'localhost', port: 9 }))).toMatchObject(onlyByCm);
     own.close();
@@ -200,7 +207,7 @@ describeSiw('iWARP', () => {
     for (const { privateData } of [a, b]) expect(decodePrivateData(privateData).equals(long)).toBe(true);
     await close(a, b);
     const error = await rejection(ends.connect({ privateData: Buffer.alloc(252) }));
-    expect(error.message).toBe('param.privateData has 252 bytes, and this message has room for 251');
+    expect(error.message).toBe('privateData has 252 bytes, and this message has room for 251');
   });
 
   it('carries messages of any length, none too, writes and reads, with the bytes in place', async () => {

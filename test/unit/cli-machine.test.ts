@@ -233,6 +233,16 @@ describe('node-rdma doctor', () => {
     expect(found.firewall).toMatchObject({ level: 'ok' });
   });
 
+  it('has no advice of RoCE for iWARP', async () => {
+    port('siw0');
+    put('class/infiniband/siw0/node_type', '4: RNIC');
+    put('class/net/ens1/mtu', '1500');
+    quiet();
+    const found = await findings();
+    expect(found['siw0/1 addresses']).toMatchObject({ level: 'ok', detail: expect.stringContaining('iWARP') });
+    expect(Object.keys(found).filter((name) => /^siw0.*(GIDs|MTU)/.test(name))).toEqual([]);
+  });
+
   it('names what is wrong, each with the line to type', async () => {
     port('mlx5_0', { state: '1: DOWN', 'gid_attrs/types/3': '' });
     rmSync(join(sysfs, 'class/infiniband/mlx5_0/ports/1/gid_attrs/types/3'));

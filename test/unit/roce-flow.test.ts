@@ -1,5 +1,6 @@
 import { beforeEach, describe, expect, it } from 'vitest';
 import {
+  diagnoseFlow,
   Ecn,
   encodePacket,
   encodeSyndrome,
@@ -254,6 +255,15 @@ describe('acknowledgements', () => {
     expect(ackLatency.percentile(50)).toBeGreaterThanOrEqual(11_000);
     expect(ackLatency.percentile(50)).toBeLessThan(11_000 * 1.2);
     expect(ackLatency.percentile(100)).toBe(13_000);
+  });
+
+  it('have none where the two directions have different clocks, which is said', () => {
+    write(1, 2, 0);
+    write(1, 2, 1);
+    now += 1_796_042_378_000_000_000n;
+    ack(2);
+    expect(of(QP_B).ackLatency).toMatchObject({ ofTwoClocks: 1, count: 0, max: 0 });
+    expect(diagnoseFlow(of(QP_B))).toContainEqual({ level: 'warning', text: expect.stringContaining('two clocks') });
   });
 
   it('find the way back among several connections, once there is one candidate', () => {
