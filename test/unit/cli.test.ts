@@ -76,22 +76,42 @@ describe('node-rdma completion', () => {
     expect(await offered('dev')).toEqual(['devices', 'devinfo']);
     expect(await offered('gids', '--j')).toEqual(['--json']);
     expect(await offered('decode', '--show', '')).toEqual(['packets', 'events', 'flows']);
+    expect(await offered('perf', 'write-')).toEqual(['write-bw', 'write-lat']);
+    expect(await offered('completion', '')).toEqual(['bash', 'zsh']);
+    expect(await offered('sim', '')).toEqual(['loss', 'dcqcn', 'pfc', 'ecmp']);
+    expect(await offered('softroce', '')).toEqual(['add', 'remove', 'list']);
   });
+
+  it('makes bash offer values behind the short name of an option, of the subcommand that it is an option of', async () => {
+    expect(await offered('pingpong', '-t', '')).toEqual(['rc', 'uc', 'ud']);
+    expect(await offered('perf', 'write-bw', '-m', '1')).toEqual(['1024']);
+    expect(await offered('perf', '-t', '')).toEqual([]);
+  });
+
+  it.each([[['decode', '']], [['cp', 'x', '']], [['capture', '-w', '']], [['perf', 'read-bw', '']]])(
+    'makes bash offer nothing of its own behind %j, and so files',
+    async (words) => {
+      expect(await offered(...words)).toEqual([]);
+    },
+  );
 
   it('makes zsh offer the same', async () => {
     /** What its function gives to zsh, which takes what fits. */
     const given = async (...words: string[]) => {
-      const script = `compdef() { :; }; compadd() { shift; print -l -- "$@"; }; source <("$0" "$1" completion zsh)
+      const script = `compdef() { :; }; _default() { print a file; }; compadd() { shift; print -l -- "$@"; }; source <("$0" "$1" completion zsh)
 words=(node-rdma ${words.map((word) => `'${word}'`).join(' ')}); CURRENT=$#words; _node_rdma`;
       const line = `exec zsh -fc '${script.replaceAll("'", "'\\''")}' '${process.execPath}' '${main}'`;
       const { code, stdout, stderr } = await command([], { shell: line });
       expect([code, stderr]).toEqual([0, '']);
       return stdout.split('\n').filter(Boolean);
     };
-    expect(await given('dev')).toEqual(expect.arrayContaining(['devices', 'devinfo', 'vm', '--version']));
+    expect(await given('dev')).toEqual(expect.arrayContaining(['devices', 'devinfo', 'vm']));
+    expect(await given('-')).toEqual(['--version', '--help']);
     expect(await given('gids', '--j')).toEqual(['--json', '--help']);
     expect(await given('decode', '--show', '')).toEqual(['packets', 'events', 'flows']);
-    expect(await given('softroce', 'add', '')).toEqual(['--json', '--help']);
+    expect(await given('pingpong', '-t', '')).toEqual(['rc', 'uc', 'ud']);
+    expect(await given('softroce', 'add', '-')).toEqual(['--json', '--help']);
+    expect(await given('softroce', 'add', '')).toEqual(['a file']);
   });
 
   it('knows no other shell', async () => {
