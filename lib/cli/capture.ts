@@ -17,7 +17,10 @@ export function captureCommand(): Command {
   return subcommand('capture', 'Capture the RoCE packets of an interface, by tcpdump or dumpcap, and decode them.')
     .argument('<interface>', 'such as eth0, or any')
     .addOption(showOption())
-    .option('-w, --write <file>', 'keep the capture in this file too, for decode and Wireshark')
+    .option(
+      '-w, --write <file>',
+      'keep the capture in this file too, for decode and Wireshark; it may hold more packets than are shown',
+    )
     .option('--qp <number>', 'show only packets to or from this queue pair', whole(0, 0xff_ffff))
     .option('--count <packets>', 'stop after so many RoCE packets', whole(1))
     .option('--duration <seconds>', 'stop after this time', seconds)
@@ -34,20 +37,32 @@ export function captureCommand(): Command {
 async function capture(name: string, flags: Flags, signal: AbortSignal): Promise<void> {
   const { duration, filter, snapLength, write } = flags;
   const end = duration === undefined ? signal : AbortSignal.any([signal, AbortSignal.timeout(duration)]);
+  // What is said before it listens is in the error, if it fails.
+  let held: string[] | undefined = [];
+  const tell = () => {
+    for (const line of held ?? []) console.error(line);
+    held = undefined;
+  };
   const chunks = captureInterface(name, {
     signal: end,
-    onMessage: (line) => console.error(line),
+    onMessage: (line) => {
+      if (held === undefined) console.error(line);
+      else held.push(line);
+      if (/listening on|Capturing on/.test(line)) tell();
+    },
     ...(filter !== undefined && { filter }),
     ...(snapLength !== undefined && { snapLength }),
   });
   const file = write === undefined ? undefined : await open(write, 'w');
   try {
     const { packets, others } = await showPackets(file === undefined ? chunks : tee(chunks, file), flags, signal);
+    tell();
     if (packets + others === 0) {
       console.error(`node-rdma: nothing was seen. What a RoCE NIC handles does not pass the kernel; Soft-RoCE does.`);
     }
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
+    if (code !== 'ERR_CAPTURE_FAILED') tell();
     throw code === 'ERR_CAPTURE_UNAVAILABLE' ? new Complaint(message, Exit.UNAVAILABLE) : error;
   } finally {
     await file?.close();

@@ -8,7 +8,7 @@ import {
   type PortCounters,
   readCounters,
 } from '../observe/index.ts';
-import { Complaint, Exit, run, seconds, subcommand } from './frame.ts';
+import { Complaint, noDevices, run, seconds, subcommand } from './frame.ts';
 import { colour, print, printJson, printTable, toJson } from './output.ts';
 
 interface Flags {
@@ -37,7 +37,7 @@ async function ports(device: string | undefined): Promise<PortCounters[]> {
   const found = await readCounters(device === undefined ? {} : { device });
   if (found.length === 0) {
     if (device !== undefined) throw new Complaint(`no RDMA device '${device}'`);
-    throw new Complaint('no RDMA devices: "node-rdma doctor" says why', Exit.UNAVAILABLE);
+    throw noDevices();
   }
   return found;
 }
@@ -56,7 +56,11 @@ async function show(device: string | undefined, { all, json }: Flags): Promise<v
         ...[meaning?.kind, meaning?.text],
       ]),
   );
-  printTable(['PORT', 'SOURCE', 'COUNTER', 'VALUE', 'KIND', 'MEANING'], shown);
+  if (shown.length > 0) printTable(['PORT', 'SOURCE', 'COUNTER', 'VALUE', 'KIND', 'MEANING'], shown);
+  for (const name of found.map(({ device, portNum }) => `${device}/${portNum}`)) {
+    if (shown.some(([port]) => port === name)) continue;
+    print(`${name}: ${all ? 'it has no counters' : 'all counters that have a known meaning are 0; --all shows them'}`);
+  }
 }
 
 async function watch(device: string | undefined, { watch, all, json }: Flags, signal: AbortSignal): Promise<void> {

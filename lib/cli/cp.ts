@@ -4,7 +4,7 @@ import type { CopyClient } from '../copy/client.ts';
 import { withCopyClient } from '../copy/connection.ts';
 import type { Copied, Progress } from '../copy/transfer.ts';
 import { Complaint, Exit, run, subcommand, whole } from './frame.ts';
-import { print, printJson } from './output.ts';
+import { print, printJson, rounded } from './output.ts';
 import { COPY_PORT } from './serve.ts';
 
 interface Flags {
@@ -82,6 +82,8 @@ async function copy(paths: string[], flags: Flags, signal: AbortSignal): Promise
         report(job, source, copied, (performance.now() - begin) / 1000, json === true);
       } catch (error) {
         bar.clear();
+        if (signal.aborted)
+          console.error(`node-rdma: ${source}: ${bar.at}; the same command goes on with what is there`);
         const { code, message } = error as NodeJS.ErrnoException;
         if (signal.aborted || client.ended || code === undefined) throw error;
         failed = true;
@@ -102,7 +104,7 @@ const told = (error: Error & { isRemote?: boolean }, host: string) =>
 function report(job: CopyJob, source: string, copied: Copied, seconds: number, isJson: boolean): void {
   const { bytes, resumedAt, sha256 } = copied;
   if (isJson) {
-    printJson({ type: 'file', direction: job.direction, source, ...copied, seconds });
+    printJson({ type: 'file', direction: job.direction, source, ...copied, seconds: rounded(seconds, 9) });
     return;
   }
   const rate = (bytes - resumedAt) / 1e6 / seconds;
@@ -115,6 +117,8 @@ class Bar {
   readonly #name: string;
   readonly #begin = performance.now();
   #from: number | undefined;
+  #done = 0;
+  #size = 0;
   #shown = 0;
   #width = 0;
 
@@ -125,6 +129,7 @@ class Bar {
   readonly show = (done: number, size: number): void => {
     const now = performance.now();
     this.#from ??= done;
+    [this.#done, this.#size] = [done, size];
     if (!process.stderr.isTTY || (now - this.#shown < 100 && done < size)) return;
     this.#shown = now;
     const rate = (done - this.#from) / ((now - this.#begin) / 1000);
@@ -135,6 +140,11 @@ class Bar {
     process.stderr.write(`\r${text.padEnd(this.#width)}`);
     this.#width = text.length;
   };
+
+  /** Where it was interrupted. */
+  get at(): string {
+    return this.#from === undefined ? 'interrupted' : `interrupted at ${this.#done} of ${this.#size} bytes`;
+  }
 
   clear(): void {
     if (this.#width > 0) process.stderr.write(`\r${' '.repeat(this.#width)}\r`);

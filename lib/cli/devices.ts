@@ -1,8 +1,8 @@
 import type { Command } from 'commander';
 import { describeDevices } from '../observe/devices.ts';
-import { run, subcommand } from './frame.ts';
+import { noDevices, run, subcommand } from './frame.ts';
 import { linkLayerName, mtuBytes, portRate, stateName } from './names.ts';
-import { print, printJson, printTable } from './output.ts';
+import { printJson, printTable } from './output.ts';
 
 /** The subcommand `devices`. */
 export function devicesCommand(): Command {
@@ -38,10 +38,7 @@ function list(isJson: boolean): void {
     printJson(rows);
     return;
   }
-  if (rows.length === 0) {
-    print('no RDMA devices: "node-rdma doctor" says why');
-    return;
-  }
+  if (rows.length === 0) throw noDevices();
   printTable(
     ['DEVICE', 'NODE_GUID', 'PORT', 'STATE', 'LINK', 'RATE', 'MTU', 'NETDEV', 'GID'],
     rows.map((row) => [

@@ -2,7 +2,7 @@ import type { Command } from 'commander';
 import { type DeviceDescription, describeDevices, type PortDescription } from '../observe/devices.ts';
 import { type GidEntry, parseGid } from '../verbs/gid.ts';
 import { extendedLines } from './devinfo-ex.ts';
-import { Complaint, Exit, run, subcommand } from './frame.ts';
+import { Exit, noDevices, run, subcommand } from './frame.ts';
 import * as names from './names.ts';
 import { print, printJson } from './output.ts';
 
@@ -27,7 +27,7 @@ function show({ ibDev, verbose, json }: Flags): void {
     printJson(devices);
     return;
   }
-  if (devices.length === 0) throw new Complaint('no RDMA devices: "node-rdma doctor" says why', Exit.UNAVAILABLE);
+  if (devices.length === 0) throw noDevices();
   for (const device of devices) print(deviceText(device, verbose === true));
   if (devices.some(({ error }) => error !== undefined)) process.exitCode = Exit.FAILED;
 }

@@ -23,6 +23,9 @@ export class Complaint extends Error {
   }
 }
 
+/** There is a way to RDMA, and nothing at its end. */
+export const noDevices = () => new Complaint('no RDMA devices: "node-rdma doctor" says why', Exit.UNAVAILABLE);
+
 /** A subcommand, and the exit code of its wrong use. */
 export function subcommand(name: string, description: string, wrongUse: number = Exit.USAGE): Command {
   return new Command(name)
@@ -73,10 +76,14 @@ function complain(error: unknown): void {
   const { code, syscall } = error as NodeJS.ErrnoException;
   // Without a code it is a mistake in this package, and its stack is wanted.
   if (code === undefined && !(error instanceof Complaint)) throw error;
-  console.error(`node-rdma: ${error.message}`);
+  const isUnavailable =
+    error instanceof RdmaUnavailableError || code === 'ENOSYS' || syscall === 'rdma_create_event_channel';
+  const message = isUnavailable
+    ? `${error.message.replace(' (see diagnose())', '')}; "node-rdma doctor" says why`
+    : error.message;
+  console.error(`node-rdma: ${message}`);
   if (error instanceof Complaint) process.exitCode = error.exit;
-  else if (error instanceof RdmaUnavailableError || code === 'ENOSYS' || syscall === 'rdma_create_event_channel')
-    process.exitCode = Exit.UNAVAILABLE;
+  else if (isUnavailable) process.exitCode = Exit.UNAVAILABLE;
   else process.exitCode = /^ERR_(INVALID_ARG|OUT_OF_RANGE)/.test(code!) ? Exit.USAGE : Exit.FAILED;
 }
 

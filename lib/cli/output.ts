@@ -27,6 +27,14 @@ export function toJson(value: unknown, indent = 0): string {
   return JSON.stringify(value, (_key, item) => (typeof item === 'bigint' ? String(item) : item), indent);
 }
 
+/** A number with at most so many digits behind the point: what JSON has no need of is left out. */
+export function rounded<Value extends number | undefined>(value: Value, digits: number): Value {
+  return (value === undefined ? undefined : Number(value.toFixed(digits))) as Value;
+}
+
+/** So many of what a word names. */
+export const counted = (count: number, word: string): string => `${count} ${word}${count === 1 ? '' : 's'}`;
+
 type Cell = string | number | bigint | null | undefined;
 
 /**

@@ -14,7 +14,7 @@ import {
   PacketView,
   Transport,
 } from '../roce/index.ts';
-import { colour, LineWriter, print, toJson } from './output.ts';
+import { colour, counted, LineWriter, print, toJson } from './output.ts';
 
 /** How long a signal waits while a file is read. */
 const TURN_MS = 50;
@@ -214,7 +214,8 @@ class Shower {
     const { packets, others, malformed, badIcrc } = this.totals;
     for (const flow of flows) print(flowText(flow));
     const icrc = badIcrc > 0 ? `, ${badIcrc} with a bad ICRC` : '';
-    print(`${packets} RoCE packets in ${flows.length} flows${icrc}; ${others} others, ${malformed} cannot be read`);
+    const seen = `${counted(packets, 'RoCE packet')} in ${counted(flows.length, 'flow')}${icrc}`;
+    print(`${seen}; ${counted(others, 'other')}, ${malformed} cannot be read`);
   }
 }
 
@@ -266,10 +267,10 @@ function flowObject(flow: Flow): object {
 function flowText(flow: Flow): string {
   const { ackLatency, goodBytes, payloadBytes } = flow;
   const time = seconds(flow);
-  const parts = [`${flow.packets} packets`, `${flow.messages} messages`];
+  const parts = [counted(flow.packets, 'packet'), counted(flow.messages, 'message')];
   if (payloadBytes > 0) parts.push(`${goodBytes} of ${payloadBytes} bytes good`);
   if (goodBytes > 0 && time > 0) parts.push(`${((goodBytes * 8) / time / 1e6).toFixed(1)} Mb/s`);
-  if (flow.acks > 0) parts.push(`${flow.acks} acknowledgements`);
+  if (flow.acks > 0) parts.push(counted(flow.acks, 'acknowledgement'));
   if (ackLatency.count > 0) {
     const us = (percent: number) => (ackLatency.percentile(percent) / 1000).toFixed(1);
     parts.push(`acknowledged after ${us(50)} us (median), ${us(99)} us (99 %)`);

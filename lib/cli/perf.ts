@@ -1,10 +1,10 @@
 import { writeFile } from 'node:fs/promises';
 import { Argument, type Command, Option } from 'commander';
 import type { Bandwidth, Latency } from '../perf/measure.ts';
-import { type PerfTest, perfTests, runPerfClient, runPerfServer } from '../perf/perf.ts';
+import { type PerfContext, type PerfTest, perfTests, runPerfClient, runPerfServer } from '../perf/perf.ts';
 import { drawPage, type Section } from '../plot/chart.ts';
 import { bytes, positive, run, subcommand, whole } from './frame.ts';
-import { colour, print, printJson, printRows } from './output.ts';
+import { colour, counted, print, printJson, printRows, rounded } from './output.ts';
 
 interface Flags {
   ibDev?: string;
@@ -95,11 +95,16 @@ async function measure(test: PerfTest, host: string, flags: Flags, signal: Abort
   const sizes = sizesOf(test, flags);
   const isBandwidth = test.endsWith('-bw');
   let printRow: ((row: readonly string[]) => void) | undefined;
+  let context: PerfContext | undefined;
   let done = 0;
   const results = await runPerfClient({
     ...common(test, flags, signal),
     ...{ host, sizes, seconds: flags.duration, qps: flags.qp, txDepth: flags.txDepth, rxDepth: flags.rxDepth },
     iters: flags.duration === undefined ? (flags.iters ?? (isBandwidth ? 5000 : 1000)) : undefined,
+    onConnected: (connected) => {
+      context = connected;
+      if (!flags.json) print(`# ${contextText(test, connected)}`);
+    },
     onResult: (result) => {
       progress(sizes.length, sizes.length);
       printRow ??= flags.json ? () => {} : printRows(columns(isBandwidth));
@@ -107,9 +112,23 @@ async function measure(test: PerfTest, host: string, flags: Flags, signal: Abort
       progress(++done, sizes.length);
     },
   });
-  if (flags.json) printJson({ test, host, results });
+  if (flags.json) printJson({ test, host, context, results: results.map(toNanoseconds) });
   else if (flags.histogram) for (const result of results.filter(isLatency)) showHistogram(result);
-  if (flags.html !== undefined) await writeFile(flags.html, page(test, results));
+  if (flags.html !== undefined) await writeFile(flags.html, page(test, context!, results));
+}
+
+/** What was measured with, in a line. */
+function contextText(test: PerfTest, context: PerfContext): string {
+  const { host, device, portNum, gidIndex, gid, mtu, qps, txDepth, transport } = context;
+  const from = `${device} port ${portNum}, GID ${gidIndex} ${gid}`;
+  return `${test} to ${host}: ${from}, MTU ${mtu}, ${transport}, ${counted(qps, 'queue pair')}, tx depth ${txDepth}`;
+}
+
+function toNanoseconds(result: Bandwidth | Latency): Bandwidth | Latency {
+  if (!isLatency(result)) return result;
+  const { min, max, typical, average, stdev, p99, p999 } = result;
+  const times = Object.entries({ min, max, typical, average, stdev, p99, p999 });
+  return { ...result, ...Object.fromEntries(times.map(([name, microseconds]) => [name, rounded(microseconds, 3)])) };
 }
 
 /** A bar on a terminal, below the results; what is whole is taken away. */
@@ -150,7 +169,7 @@ function showHistogram({ size, histogram, iterations }: Latency): void {
   }
 }
 
-function page(test: PerfTest, results: (Bandwidth | Latency)[]): string {
+function page(test: PerfTest, context: PerfContext, results: (Bandwidth | Latency)[]): string {
   const isBandwidth = test.endsWith('-bw');
   const line = (name: string, of: (result: never) => number) => ({
     name,
@@ -159,6 +178,7 @@ function page(test: PerfTest, results: (Bandwidth | Latency)[]): string {
   const note = `measured by node-rdma perf, ${new Date().toISOString().slice(0, 16).replace('T', ' ')} UTC`;
   const x = { label: 'bytes of a message', log: 2 as const };
   const sections: Section[] = [
+    { text: contextText(test, context) },
     { columns: columns(isBandwidth), rows: results.map(row) },
     isBandwidth
       ? {
@@ -191,5 +211,5 @@ function page(test: PerfTest, results: (Bandwidth | Latency)[]): string {
       },
     });
   }
-  return drawPage(`${test}, by node-rdma perf`, sections);
+  return drawPage(`${test} from ${context.device} to ${context.host}, by node-rdma perf`, sections);
 }

@@ -1,7 +1,7 @@
 import { type Command, Option } from 'commander';
 import { type PingResult, ping, summarizePings } from '../perf/ping.ts';
 import { Complaint, Exit, run, seconds, subcommand, whole } from './frame.ts';
-import { print, printJson } from './output.ts';
+import { counted, print, printJson, rounded } from './output.ts';
 
 interface Flags {
   count?: number;
@@ -50,24 +50,26 @@ async function pings(host: string, flags: Flags, signal: AbortSignal): Promise<v
   try {
     for await (const result of requests) {
       results.push(result);
-      if (json) printJson({ type: 'ping', host: peer, port, ...result });
+      if (json) printJson({ type: 'ping', host: peer, port, ...result, ms: rounded(result.ms, 6) });
       else print(line(peer, result));
     }
   } catch (error) {
-    const { code, message } = error as NodeJS.ErrnoException;
-    if (!/^(ENOTFOUND|EAI_|ENODEV|EADDRNOTAVAIL|ENETUNREACH|EINVAL)/.test(code ?? '')) throw error;
+    const { code, message, syscall } = error as NodeJS.ErrnoException;
+    const hasRdma = syscall !== 'rdma_create_event_channel';
+    if (!hasRdma || !/^(ENOTFOUND|EAI_|ENODEV|EADDRNOTAVAIL|ENETUNREACH|EINVAL)/.test(code ?? '')) throw error;
     throw new Complaint(message, OTHER);
   }
   const summary = summarizePings(results);
   const { sent, received, lossPercent, min, avg, max, mdev } = summary;
   if (received === 0) process.exitCode ||= Exit.FAILED;
   if (json) {
-    printJson({ type: 'summary', host: peer, port, ...summary });
+    const times = { min: rounded(min, 6), avg: rounded(avg, 6), max: rounded(max, 6), mdev: rounded(mdev, 6) };
+    printJson({ type: 'summary', host: peer, port, ...summary, ...times });
     return;
   }
   print();
   print(`--- ${host} ping statistics ---`);
-  print(`${sent} requests, ${received} answers, ${Number(lossPercent.toFixed(1))}% lost`);
+  print(`${counted(sent, 'request')}, ${counted(received, 'answer')}, ${Number(lossPercent.toFixed(1))}% lost`);
   if (received > 0) print(`rtt min/avg/max/mdev = ${[min, avg, max, mdev].map((ms) => ms!.toFixed(3)).join('/')} ms`);
 }
 

@@ -1,7 +1,7 @@
 import { type Command, Option } from 'commander';
 import { type PingpongAddress, pingpong } from '../perf/pingpong.ts';
 import { bytes, run, subcommand, whole } from './frame.ts';
-import { print, printJson } from './output.ts';
+import { print, printJson, rounded } from './output.ts';
 
 interface Flags {
   transport: 'rc' | 'uc' | 'ud';
@@ -27,7 +27,11 @@ export function pingpongCommand(): Command {
     .option('-p, --port <number>', 'TCP port to listen on or to connect to', whole(1, 0xffff), 18515)
     .option('-d, --ib-dev <name>', 'device (default: NODE_RDMA_DEVICE, else the first that is active)')
     .option('-i, --ib-port <number>', 'its port', whole(1, 255), 1)
-    .option('-s, --size <size>', 'bytes of a message (default: 4096; ud: 2048, or the MTU)', bytes)
+    .option(
+      '-s, --size <size>',
+      'bytes of a message, the same on both sides (default: 4096; ud: 2048, or the MTU)',
+      bytes,
+    )
     .addOption(
       new Option('-m, --mtu <bytes>', 'of the path').choices(['256', '512', '1024', '2048', '4096']).default('1024'),
     )
@@ -36,7 +40,7 @@ export function pingpongCommand(): Command {
     .option('-l, --sl <number>', 'service level', whole(0, 15), 0)
     .option('-e, --events', 'sleep until there are completions, instead of polling')
     .option('-g, --gid-idx <index>', 'GID of this side (default: as node-rdma gids says)', whole(0, 255))
-    .option('-c, --chk', 'check the received data')
+    .option('-c, --chk', 'check the received data; on both sides')
     .option('--json', 'as an object')
     .action((host: string | undefined, flags: Flags) => run((signal) => play(host, flags, signal)));
 }
@@ -57,14 +61,17 @@ async function play(host: string | undefined, flags: Flags, signal: AbortSignal)
       mine = local;
       if (!json) print(`  local address:  ${text(local)}`);
     },
+    onRemote: (remote) => {
+      if (!json) print(`  remote address: ${text(remote)}`);
+    },
   });
   const { remote, bytes, iters, seconds } = result;
   const [mbits, usec] = [(bytes * 8) / seconds / 1e6, (seconds * 1e6) / iters];
   if (json) {
-    printJson({ transport, local: mine, remote, bytes, iters, seconds, mbits, usec, checked: chk === true });
+    const times = { seconds: rounded(seconds, 9), usec: rounded(usec, 3) };
+    printJson({ transport, local: mine, remote, bytes, iters, ...times, mbits, checked: chk === true });
     return;
   }
-  print(`  remote address: ${text(remote)}`);
   print(`${bytes} bytes in ${seconds.toFixed(2)} seconds = ${mbits.toFixed(2)} Mbit/sec`);
   print(`${iters} iters in ${seconds.toFixed(2)} seconds = ${usec.toFixed(2)} usec/iter`);
   if (chk) print(`${size} bytes checked`);

@@ -2,7 +2,7 @@ import type { Command } from 'commander';
 import { serveCopies } from '../copy/connection.ts';
 import type { ServedFile } from '../copy/server.ts';
 import { run, subcommand, whole } from './frame.ts';
-import { colour, print, printJson } from './output.ts';
+import { colour, print, printJson, rounded } from './output.ts';
 
 /** Where files are served when no port is named. */
 export const COPY_PORT = 18516;
@@ -33,6 +33,8 @@ export function serveCommand(): Command {
 
 async function serve(folder: string, flags: Flags, signal: AbortSignal): Promise<void> {
   const { port, json } = flags;
+  // What has ended a file and with it the connection is told once.
+  const told = new WeakSet<Error>();
   await serveCopies({
     ...{ folder, port, isTcp: flags.tcp === true, device: flags.ibDev, localAddress: flags.interface, signal },
     ...{ isReadOnly: flags.readOnly === true, maxConnections: flags.maxConnections },
@@ -42,10 +44,19 @@ async function serve(folder: string, flags: Flags, signal: AbortSignal): Promise
     },
     onFile: (file, connection) => {
       const { error, ...more } = file;
+      if (error) told.add(error);
       if (!json) print(line(file, connection));
-      else printJson({ type: 'file', connection, ...more, ...(error && { error: described(error) }) });
+      else
+        printJson({
+          type: 'file',
+          connection,
+          ...more,
+          seconds: rounded(file.seconds, 9),
+          ...(error && { error: described(error) }),
+        });
     },
     onError: (error, connection) => {
+      if (told.has(error)) return;
       if (json) printJson({ type: 'error', connection, error: described(error) });
       else print(`${connection}: ${colour('red', error.message)}`);
     },

@@ -33,7 +33,23 @@ async function show({ title, data, sections }: Report, { json, html }: Output): 
   if (html !== undefined) await writeFile(html, drawPage(title, [{ text: MODEL }, ...sections]));
 }
 
-const compute = (work: () => Promise<void>) => run(work, { isBusy: true });
+const compute = (work: () => Promise<void>) =>
+  run(
+    async () => {
+      try {
+        await work();
+      } catch (error) {
+        throw inFlags(error as Error);
+      }
+    },
+    { isBusy: true },
+  );
+
+/** The error of a model, with the options of the command line in the place of its own. */
+function inFlags(error: Error): Error {
+  error.message = error.message.replace(/\boptions\.([a-z]+)(Us|Kb|Bytes)?\b/g, '--$1');
+  return error;
+}
 
 function model(name: string, description: string): Command {
   return subcommand(name, description)

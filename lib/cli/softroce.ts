@@ -35,7 +35,8 @@ export function softroceCommand(): Command {
 
 function tell(what: string, link: SoftRoceLink, { json }: Flags): void {
   if (json) printJson(link);
-  else print(`${what} ${link.name} on ${link.netdev}${link.state === '' ? '' : `, ${link.state}`}`);
+  else
+    print(`${what} ${link.name} on ${link.netdev}${what === 'removed' || link.state === '' ? '' : `, ${link.state}`}`);
 }
 
 function list({ json }: Flags): void {

@@ -27,6 +27,11 @@ function show(isJson: boolean): void {
     return;
   }
   const { gpus, nics, nccl, notes } = topology;
+  if (gpus.length + nics.length === 0) {
+    print('no GPU was found, and no RDMA device that is a PCI device');
+    for (const note of notes) print(`note: ${note}`);
+    return;
+  }
   printTable(
     ['', 'PCI', 'NUMA', ...nics.map(({ name }) => name)],
     gpus.map((gpu) => [gpu.name, gpu.address, gpu.numaNode, ...nics.map(({ name }) => gpu.distances[name])]),

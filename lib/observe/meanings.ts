@@ -82,8 +82,10 @@ const rows: Row[] = [
   [/^send_err$/, 'loss', 'packets', 'could not be handed to the network interface'],
   [/^ack_deferred$/, 'traffic', 'events', 'acknowledgements put off to another thread'],
   // Traffic.
-  [/^(sent_pkts|rcvd_pkts)$/, 'traffic', 'packets', 'RoCE packets'],
-  [/^(rdma_sends|rdma_recvs)$/, 'traffic', 'events', 'messages of SEND'],
+  [/^sent_pkts$/, 'traffic', 'packets', 'RoCE packets sent'],
+  [/^rcvd_pkts$/, 'traffic', 'packets', 'RoCE packets received'],
+  [/^rdma_sends$/, 'traffic', 'events', 'messages of SEND sent'],
+  [/^rdma_recvs$/, 'traffic', 'events', 'messages of SEND received'],
   [/^rx_(write|read|atomic)_requests$/, 'traffic', 'packets', 'requests received'],
   [/^rx_dct_connect$/, 'traffic', 'packets', 'connections of DC'],
   [/^(port_)?(rcv|xmit)_data$/, 'traffic', 'words', 'RDMA data, in units of four bytes'],

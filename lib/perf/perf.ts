@@ -51,8 +51,26 @@ export interface PerfClientOptions extends PerfOptions {
   qps: number;
   txDepth: number;
   rxDepth: number;
+  /** Told what is measured with, before the first result. */
+  onConnected?: (context: PerfContext) => void;
   /** Told each result as it comes. */
   onResult: (result: Bandwidth | Latency) => void;
+}
+
+/** What is measured with. */
+export interface PerfContext {
+  /** The server. */
+  host: string;
+  /** This side's device, with its port and GID. */
+  device: string;
+  portNum: number;
+  gidIndex: number;
+  gid: string;
+  /** Bytes, of the path. */
+  mtu: number;
+  qps: number;
+  txDepth: number;
+  transport: 'RC';
 }
 
 interface Hello extends PerfSetup, PerfAddress {
@@ -95,6 +113,9 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
     control.send({ protocol: PROTOCOL, test, ...setup, ...side.address });
     await side.connect(await control.first<PerfAddress>());
     control.send({ connected: true });
+    const { gidIndex, gid } = side.gid;
+    const here = { device: context.name, portNum: options.portNum, gidIndex, gid, mtu: side.mtu };
+    options.onConnected?.({ host, ...here, qps: setup.qps, txDepth, transport: 'RC' });
     const results: (Bandwidth | Latency)[] = [];
     for (const size of sizes) {
       const turn: Turn = { verb: verbOf(test), size, iters, seconds, txDepth, events, signal };

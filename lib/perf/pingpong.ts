@@ -2,7 +2,7 @@
 import { execFileSync } from 'node:child_process';
 import { randomInt } from 'node:crypto';
 import { rangeError } from '../args.ts';
-import { LinkLayer, type Mtu, QpState, QpType, WrOpcode } from '../native/constants.gen.ts';
+import { LinkLayer, type Mtu, QpState, QpType, WcStatus, WrOpcode } from '../native/constants.gen.ts';
 import { GRH_BYTES } from '../verbs/address-handle.ts';
 import type { Context } from '../verbs/context.ts';
 import { openDevice } from '../verbs/device.ts';
@@ -10,6 +10,7 @@ import { formatGid, parseGid } from '../verbs/gid.ts';
 import { requireNoIwarp } from '../verbs/iwarp.ts';
 import type { QpAttr } from '../verbs/qp-attributes.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
+import type { WorkCompletion } from '../verbs/work-completion.ts';
 import { acceptOne, connectTo } from './control.ts';
 import { checkCompletion, giveTurn, isTurnDue, nextCompletions } from './spin.ts';
 
@@ -35,6 +36,8 @@ export interface PingpongOptions {
   signal: AbortSignal;
   /** Told when this side listens, or is about to connect. */
   onLocal: (local: PingpongAddress) => void;
+  /** Told when the peer is known, before the first message. */
+  onRemote?: (remote: PingpongAddress) => void;
 }
 
 /** How a side is addressed. */
@@ -151,6 +154,7 @@ class Game {
     if (rxDepth > 1) qp.postRecv(recv);
 
     const remote = await (isServer ? this.#serve() : this.#call(host!));
+    this.#o.onRemote?.(remote);
     const message = { wrId: SEND, opcode: WrOpcode.SEND, sgList: outgoing.slice(at, size) };
     const to = this.#isUd ? { ah: qp.pd.createAh(this.#ahAttr(remote)), remoteQpn: remote.qpn, remoteQkey: QKEY } : {};
     const send = qp.prepareSend({ ...message, ...to });
@@ -159,7 +163,7 @@ class Game {
     await this.#play(() => send.post(), refill, isServer);
     const seconds = (performance.now() - start) / 1000;
     signal.throwIfAborted();
-    if (check && !incoming.buffer.subarray(at).equals(expected(size))) throw failure('the received data is wrong');
+    if (check) compare(incoming.buffer.subarray(at), expected(size));
     return { remote, bytes: 2 * size * iters, iters, seconds };
   }
 
@@ -223,7 +227,7 @@ class Game {
       for (let i = 0; i < found; i++) {
         const wc = cq.at(i);
         const { wrId } = wc;
-        checkCompletion(wc, wrId === SEND ? 'send' : 'receive');
+        if (wc.status !== WcStatus.SUCCESS) explain(wc, wrId === SEND ? 'send' : 'receive');
         if (wrId === SEND) sent++;
         else received++;
         if (wrId === RECV && --posted === rxDepth - refill.length) {
@@ -238,6 +242,26 @@ class Game {
       }
     }
   }
+}
+
+// What a message that is longer than the receive on the other side ends with, on either side.
+const sizeErrors: readonly number[] = [WcStatus.LOC_LEN_ERR, WcStatus.REM_OP_ERR, WcStatus.REM_INV_REQ_ERR];
+
+/** Throws what a completion tells of, with what is likely behind it. */
+function explain(wc: WorkCompletion, operation: string): void {
+  try {
+    checkCompletion(wc, operation);
+  } catch (error) {
+    if (sizeErrors.includes(wc.status)) (error as Error).message += ': do both sides have the same -s?';
+    throw error;
+  }
+}
+
+function compare(came: Buffer, due: Buffer): void {
+  const at = due.findIndex((byte, i) => byte !== came[i]);
+  if (at < 0) return;
+  const bytes = `0x${hex(came[at]!, 2)} in the place of 0x${hex(due[at]!, 2)}`;
+  throw failure(`the received data is wrong from byte ${at} on, ${bytes}: both sides need --chk (-c), and the same -s`);
 }
 
 /** The message that a checking client sends, in all programs. */

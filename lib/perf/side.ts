@@ -7,9 +7,10 @@ import {
   decodeConnectionInfo,
   encodeConnectionInfo,
 } from '../endpoint/connect.ts';
-import { AccessFlags } from '../native/constants.gen.ts';
+import { AccessFlags, type Mtu } from '../native/constants.gen.ts';
 import type { CompletionQueue } from '../verbs/completion-queue.ts';
 import type { Context } from '../verbs/context.ts';
+import type { GidEntry } from '../verbs/gid.ts';
 import type { MemoryRegion, MemorySlice } from '../verbs/memory-region.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 import { RemoteRegion, type RemoteRegionToken } from '../verbs/remote-region.ts';
@@ -47,6 +48,10 @@ export class Side {
   readonly maxSize: number;
   readonly #local: ConnectionInfo[];
   #remote: RemoteRegion | undefined;
+  /** GID of this side, and its index. */
+  readonly gid: GidEntry;
+  /** Bytes of the path MTU, when it is connected. */
+  mtu = 0;
 
   constructor(context: Context, setup: PerfSetup, options: ConnectOptions) {
     const { qps, txDepth, rxDepth, maxSize, inline } = setup;
@@ -61,6 +66,8 @@ export class Side {
     const { LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC } = AccessFlags;
     this.#mr = pd.allocSync(2 * this.#room, { access: LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC });
     this.#options = options;
+    const { portNum = 1, gidIndex } = options;
+    this.gid = context.selectGid(portNum, gidIndex === undefined ? {} : { gidIndex });
     this.#local = this.qps.map((qp) => connectionInfo(qp, options));
   }
 
@@ -77,6 +84,7 @@ export class Side {
     for (const [i, qp] of this.qps.entries()) {
       const info = decodeConnectionInfo(Buffer.from(String(infos[i]), 'base64'));
       await connectQueuePair(qp, this.#local[i]!, info, this.#options);
+      this.mtu = 128 << (this.#options.mtu ?? (Math.min(this.#local[i]!.mtu, info.mtu) as Mtu));
     }
   }
 

@@ -73,11 +73,14 @@ export class CaptureParser {
   /**
    * Says that the file has ended.
    *
-   * @throws {@link PacketError} `ERR_ROCE_TRUNCATED` when it has ended within a record
+   * @throws {@link PacketError} `ERR_ROCE_TRUNCATED` when it has ended within a record, or is empty
    */
   end(): void {
     if (this.#queue.isDrained && this.#reader !== undefined) return;
-    throw new PacketError('ERR_ROCE_TRUNCATED', this.#queue.offset, 'the file ends within what starts');
+    const { offset, length } = this.#queue;
+    const within = offset === 0 ? 'its header' : 'the middle of the record';
+    const detail = offset + length === 0 ? 'the file is empty' : `cut off? The capture ends in ${within}`;
+    throw new PacketError('ERR_ROCE_TRUNCATED', offset, detail);
   }
 }
 
@@ -165,7 +168,7 @@ export async function* encodeCapture(
 /**
  * Writes a capture file that Wireshark opens.
  *
- * @param path - the file, which is replaced
+ * @param path - the file, which is replaced, or made, when the first packets could be encoded
  * @param packets - what to write, in order; records of {@link readCapture} will do
  * @param options - the format
  */
@@ -174,7 +177,18 @@ export async function writeCapture(
   packets: AsyncIterable<CapturedPacket> | Iterable<CapturedPacket>,
   options: CaptureOptions = {},
 ): Promise<void> {
-  await pipeline(encodeCapture(packets, options), createWriteStream(path));
+  const chunks = encodeCapture(packets, options);
+  try {
+    // What cannot be encoded leaves the file that was there.
+    const first = await chunks.next();
+    const all = async function* () {
+      if (!first.done) yield first.value;
+      yield* chunks;
+    };
+    await pipeline(all, createWriteStream(path));
+  } finally {
+    await chunks.return();
+  }
 }
 
 function requireIterable(value: unknown, name: string, expected: string): void {

@@ -77,12 +77,22 @@ export async function* captureInterface(
     yield* child.stdout as AsyncIterable<Uint8Array>;
     isWhole = true;
     const code = await ended;
-    if (code !== 0 && !signal?.aborted) throw failure('ERR_CAPTURE_FAILED', `${program}: ${said.join('; ')}`);
+    if (code !== 0 && !signal?.aborted) throw failure('ERR_CAPTURE_FAILED', `${program}: ${reason(said)}`);
   } finally {
     signal?.removeEventListener('abort', stop);
     if (!isWhole) child.kill('SIGTERM');
     await ended.catch(() => {});
   }
+}
+
+/** What it said, without its name, and without what it says again in brackets. */
+function reason(said: string[]): string {
+  const lines = said.map((line) => line.replace(/^(tcpdump|dumpcap): /, ''));
+  const isNew = (line: string, i: number) => {
+    const [, again] = /^\((.*)\)$/.exec(line) ?? [];
+    return again === undefined || !lines[i - 1]?.includes(again);
+  };
+  return lines.filter(isNew).join('; ');
 }
 
 function commandLine(name: string, filter: string, snapLength: number): string[] {

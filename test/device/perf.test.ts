@@ -15,7 +15,7 @@ const signal = () => AbortSignal.timeout(DEADLINE_MS);
 
 describe('pingpong', () => {
   /** A game between both devices; the client starts when the server listens. */
-  async function play(more: Partial<PingpongOptions>, port: number) {
+  async function play(more: Partial<PingpongOptions>, port: number, ofClient: Partial<PingpongOptions> = {}) {
     const options: PingpongOptions = {
       ...{ transport: 'rc', host: undefined, device: deviceA, port, portNum: 1, size: 4096, mtu: 1024, rxDepth: 20 },
       ...{ iters: 50, sl: 0, gidIndex: undefined, events: false, check: true, signal: signal(), onLocal: () => {} },
@@ -25,11 +25,15 @@ describe('pingpong', () => {
     const server = pingpong({
       ...options,
       onLocal: () => {
-        client = pingpong({ ...options, device: deviceB, host: '127.0.0.1' });
+        client = pingpong({ ...options, device: deviceB, host: '127.0.0.1', ...ofClient });
         client.catch(() => {});
       },
     });
-    return [await server, await client];
+    try {
+      return [await server, await client];
+    } finally {
+      await client?.catch(() => {});
+    }
   }
 
   itFast.each(['rc', 'uc', 'ud'] as const)(
@@ -49,6 +53,13 @@ describe('pingpong', () => {
       }
     },
   );
+
+  itFast('says what is likely behind a message that does not fit, or is not what was to come', async () => {
+    await expect(play({ size: 1024 }, 18534, { size: 4096 })).rejects.toThrow(/: do both sides have the same -s\?$/);
+    await expect(play({}, 18535, { check: false })).rejects.toThrow(
+      'the received data is wrong from byte 0 on, 0x7b in the place of 0x00: both sides need --chk (-c), and the same -s',
+    );
+  });
 
   it('refuses a datagram that does not fit the MTU', async () => {
     await expect(play({ transport: 'ud', size: 100_000 }, 18531)).rejects.toMatchObject({ code: 'ERR_OUT_OF_RANGE' });
@@ -107,16 +118,24 @@ describe('perf', () => {
       signal: signal(),
     };
     const seen: object[] = [];
+    let connected: object | undefined;
     let client: Promise<(Bandwidth | Latency)[]> | undefined;
     await runPerfServer({ ...common, device: deviceA, port: 0, events: more.events ?? false }, (port) => {
       client = runPerfClient({
         ...{ ...common, device: deviceB, host: '127.0.0.1', port, sizes: [64], iters: 100, seconds: undefined, qps: 1 },
         ...{ txDepth: 32, rxDepth: 64, onResult: (result) => seen.push(result), ...more },
+        onConnected: (context) => {
+          connected = context;
+        },
       });
       client.catch(() => {});
     });
     const results = await client!;
     expect(seen).toEqual(results);
+    expect(connected).toMatchObject({
+      ...{ host: '127.0.0.1', device: deviceB, portNum: 1, gid: expect.stringContaining(':'), transport: 'RC' },
+      ...{ txDepth: 32, qps: more.qps ?? 1 },
+    });
     return results;
   }
 

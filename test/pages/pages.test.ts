@@ -136,7 +136,12 @@ describe('node-rdma perf --html', { timeout: 120_000 }, () => {
     expect(said).toMatch(/^(\r\[#* *\] \d+\/16){15}\r {30,}\r$/);
     expect(said).toContain(`\r[${'#'.repeat(15)}${' '.repeat(15)}] 8/16`);
     const seen = await shown(file);
-    expect(seen.title).toBe('write-bw, by node-rdma perf');
+    expect(seen.title).toBe(`write-bw from ${deviceB} to 127.0.0.1, by node-rdma perf`);
+    expect(seen.paragraphs[0]).toMatch(
+      new RegExp(
+        `^write-bw to 127\\.0\\.0\\.1: ${deviceB} port 1, GID \\d+ \\S+, MTU \\d+, RC, 1 queue pair, tx depth 128$`,
+      ),
+    );
     expect(chartsOf(seen)).toEqual([['write-bw: bandwidth', ['average', 'peak']]]);
     expect(seen.rows[0]!.slice(1).map(([size]) => Number(size))).toEqual(
       Array.from({ length: 16 }, (_, i) => 2 ** (i + 1)),

@@ -53,6 +53,17 @@ describe('node-rdma counters', () => {
     expect(object.counters[0]).toMatchObject({ name: 'np_ecn_marked_roce_packets', value: '5' });
   });
 
+  it('says that all are 0 in the place of a table', async () => {
+    const own = join(folder, 'idle');
+    put(join(own, 'class/infiniband/rxe0/ports/1/hw_counters/sent_pkts'), '0');
+    const idle = { ...env, SYSFS_PATH: own };
+    const { code, stdout } = await command(['counters'], { env: idle });
+    expect([code, stdout]).toEqual([0, 'rxe0/1: all counters that have a known meaning are 0; --all shows them\n']);
+    expect((await command(['counters', '--all'], { env: idle })).stdout).toMatch(
+      /\tsent_pkts\t0\t.*RoCE packets sent\n$/,
+    );
+  });
+
   it('watches rates and says what they mean, until Ctrl-C, which is its ordinary end', async () => {
     const started = start(['counters', '--watch', '0.05', '--json'], { env });
     await started.untilOutput('\n');

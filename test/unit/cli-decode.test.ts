@@ -75,7 +75,7 @@ describe('node-rdma decode', () => {
     const { stdout } = await command(['decode', path]);
     expect(stdout).toContain(' ackreq BAD ICRC\n');
     expect(stdout).toContain('0.000000000 cannot be read: no such opcode (at byte 42)\n');
-    expect(stdout).toContain('1 RoCE packets in 1 flows, 1 with a bad ICRC; 1 others, 1 cannot be read\n');
+    expect(stdout).toContain('1 RoCE packet in 1 flow, 1 with a bad ICRC; 1 other, 1 cannot be read\n');
   });
 
   it('gives an object for each packet and flow with --json', async () => {
@@ -147,7 +147,7 @@ describe('node-rdma decode', () => {
   it('keeps to one queue pair, and to a count', async () => {
     const { stdout } = await command(['decode', fixture('roce-lossy.pcapng'), '--qp', '0x1b', '--count', '3']);
     expect(stdout.split('\n').filter((line) => line.includes(' RC_'))).toHaveLength(3);
-    expect(stdout).toContain('3 RoCE packets in 1 flows');
+    expect(stdout).toContain('3 RoCE packets in 1 flow;');
   });
 
   it('reads standard input', async () => {
@@ -162,8 +162,16 @@ describe('node-rdma decode', () => {
     writeFileSync(path, readFileSync(fixture('roce-small.pcap')).subarray(0, 40_000));
     const { code, stdout, stderr } = await command(['decode', path, '--show', 'flows']);
     expect(stdout).toMatch(/\d+ RoCE packets in \d+ flows/);
-    expect(stderr).toMatch(/^node-rdma: the file ends within what starts \(at byte \d+\)\n$/);
+    expect(stderr).toMatch(/^node-rdma: cut off\? The capture ends in the middle of the record \(at byte 3\d{4}\)\n$/);
     expect(code).toBe(1);
+  });
+
+  it.each([
+    ['', 'the file is empty (at byte 0)'],
+    ['0a0d0d0a1c00', 'cut off? The capture ends in its header (at byte 0)'],
+  ])('says of the file %j that %s', async (hex, message) => {
+    const { code, stderr } = await command(['decode', '-'], { input: Buffer.from(hex, 'hex') });
+    expect([code, stderr]).toEqual([1, `node-rdma: ${message}\n`]);
   });
 
   it('says that there is no such file, with exit code 1', async () => {
@@ -259,10 +267,10 @@ describe('node-rdma capture', () => {
     expect([code, stderr]).toEqual([1, 'node-rdma: ENOSPC: no space left on device, write\n']);
   });
 
-  it("gives the program's words when it fails", async () => {
-    const tcpdump = 'echo "tcpdump: eth9: No such device exists" >&2; exit 1';
+  it("gives the program's words once when it fails", async () => {
+    const tcpdump = 'printf "tcpdump: eth9: No such device exists\\n(No such device exists)\\n" >&2; exit 1';
     const { code, stderr } = await command(['capture', 'eth9'], { env: { PATH: programs(tcpdump) } });
-    expect(stderr).toContain('eth9: No such device exists');
+    expect(stderr).toMatch(/^node-rdma: \S+\/tcpdump: eth9: No such device exists\n$/);
     expect(code).toBe(1);
   });
 

@@ -65,7 +65,7 @@ describe('node-rdma sim', () => {
 
   it('says what is wrong with a number, with exit code 2', async () => {
     const { code, stderr } = await command(['sim', 'loss', '--loss', '2']);
-    expect([code, stderr]).toEqual([2, 'node-rdma: options.loss must be from 0 to below 1, not 2\n']);
+    expect([code, stderr]).toEqual([2, 'node-rdma: --loss must be from 0 to below 1, not 2\n']);
     expect(await command(['sim', 'dcqcn', '--senders', '0'])).toMatchObject({ code: 2, stdout: '' });
   });
 });

@@ -23,6 +23,7 @@ describe('node-rdma', () => {
 
   it.each([
     [['bogus'], "unknown command 'bogus'"],
+    [['help', 'devces'], "unknown command 'devces'\n(Did you mean devices?)"],
     [['gids', '--bogus'], "unknown option '--bogus'"],
     [['decode'], "missing required argument 'file'"],
     [['decode', 'x', '--qp', '99999999'], 'From 0 to 16777215.'],
@@ -56,7 +57,9 @@ describe('node-rdma', () => {
     '%s says what to install where there is no libibverbs, with exit code 3',
     async (name) => {
       const { code, stdout, stderr } = await command([name], { env: withoutLibrary });
-      expect(stderr).toMatch(/^node-rdma: \/nonexistent\/libibverbs\.so\.1 cannot be loaded .*apt-get install .*\n$/);
+      expect(stderr).toMatch(
+        /^node-rdma: \/nonexistent\/libibverbs\.so\.1 cannot be loaded .*apt-get install .*; "node-rdma doctor" says why\n$/,
+      );
       expect([code, stdout]).toEqual([3, '']);
     },
   );

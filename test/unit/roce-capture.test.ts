@@ -326,6 +326,13 @@ describe('writeCapture', () => {
     await expect(encode(mixed, 'pcap')).rejects.toThrow(/pcapng/);
   });
 
+  it('leaves the file that is there when the first packet cannot be encoded', async () => {
+    const path = join(folder, 'there.pcap');
+    writeFileSync(path, 'there');
+    await expect(writeCapture(path, [{ timestamp: 1 as never, bytes: Buffer.alloc(1) }])).rejects.toThrow(/timestamp/);
+    expect(readFileSync(path, 'utf8')).toBe('there');
+  });
+
   it('refuses another format', async () => {
     await expect(encode([], 'csv' as 'pcap')).rejects.toThrow(/'pcap' or 'pcapng'/);
   });
