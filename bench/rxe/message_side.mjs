@@ -14,7 +14,7 @@ const WARM_UP = 32;
 const context = openDevice(device);
 const pd = context.allocPd();
 const ours = addressOf(context);
-const options = { ...messageEndpoint({ pd, bufferBytes: 262_144, buffers: 8 }), gidIndex };
+const options = { ...messageEndpoint({ pd, bufferBytes: 262_144, buffers: 16 }), gidIndex };
 
 /** An RDMA device's address, for TCP over the same interface. */
 function addressOf(context) {

@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
 import type { Command } from 'commander';
 import { createExporter, formatPrometheus, readCounters } from '../observe/index.ts';
-import { Complaint, Exit, run, subcommand, whole } from './frame.ts';
+import { noDevices, run, subcommand, whole } from './frame.ts';
 
 interface Flags {
   host: string;
@@ -22,7 +22,7 @@ export function exportCommand(): Command {
 async function serve({ host, port, once: isOnce }: Flags, signal: AbortSignal): Promise<void> {
   if (isOnce) {
     const ports = await readCounters();
-    if (ports.length === 0) throw new Complaint('no RDMA devices: "node-rdma doctor" says why', Exit.UNAVAILABLE);
+    if (ports.length === 0) throw noDevices();
     process.stdout.write(formatPrometheus(ports));
     return;
   }

@@ -1,7 +1,7 @@
 import type { Command } from 'commander';
 import { describeDevices } from '../observe/devices.ts';
 import { parseGid } from '../verbs/gid.ts';
-import { run, subcommand } from './frame.ts';
+import { noDevices, run, subcommand } from './frame.ts';
 import { gidVersion } from './names.ts';
 import { print, printJson, printTable } from './output.ts';
 
@@ -31,6 +31,7 @@ function list(device: string | undefined, isJson: boolean): void {
     printJson(rows);
     return;
   }
+  if (ports.length === 0) throw noDevices();
   printTable(
     ['DEV', 'PORT', 'INDEX', 'GID', 'IPv4', 'VER', 'DEV', 'USE'],
     rows.map((row) => [
