@@ -23,7 +23,7 @@ if (flags.json) {
     const cells = ['ours', 'perftest', 'pyverbs'].flatMap((who) => [number(row.best[who]), number(row[who])]);
     // What ours costs beside perftest, time for time.
     const cost = ({ ours, perftest }) => (row.unit === 'us' ? ours / perftest : perftest / ours).toFixed(2);
-    const isMet = cost(row.best) <= row.goal;
+    const isMet = Number(cost(row.best)) <= row.goal;
     return [
       row.test,
       row.bytes,

@@ -8,6 +8,9 @@ import { integer, typeError } from './args.ts';
 /** One of the generated constant objects. */
 type Constants = Readonly<Record<string, number>>;
 
+/** So many of what a word names. */
+export const counted = (count: number, word: string): string => `${count} ${word}${count === 1 ? '' : 's'}`;
+
 /** The name of a value of an enum such as `QpState`; the number as text where it has none. */
 export function nameOf(object: Constants, value: number): string {
   for (const [name, known] of Object.entries(object)) if (known === value) return name;

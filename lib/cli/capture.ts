@@ -37,32 +37,20 @@ export function captureCommand(): Command {
 async function capture(name: string, flags: Flags, signal: AbortSignal): Promise<void> {
   const { duration, filter, snapLength, write } = flags;
   const end = duration === undefined ? signal : AbortSignal.any([signal, AbortSignal.timeout(duration)]);
-  // What is said before it listens is in the error, if it fails.
-  let held: string[] | undefined = [];
-  const tell = () => {
-    for (const line of held ?? []) console.error(line);
-    held = undefined;
-  };
   const chunks = captureInterface(name, {
     signal: end,
-    onMessage: (line) => {
-      if (held === undefined) console.error(line);
-      else held.push(line);
-      if (/listening on|Capturing on/.test(line)) tell();
-    },
+    onMessage: (line) => console.error(line),
     ...(filter !== undefined && { filter }),
     ...(snapLength !== undefined && { snapLength }),
   });
   const file = write === undefined ? undefined : await open(write, 'w');
   try {
     const { packets, others } = await showPackets(file === undefined ? chunks : tee(chunks, file), flags, signal);
-    tell();
     if (packets + others === 0) {
       console.error(`node-rdma: nothing was seen. What a RoCE NIC handles does not pass the kernel; Soft-RoCE does.`);
     }
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
-    if (code !== 'ERR_CAPTURE_FAILED') tell();
     throw code === 'ERR_CAPTURE_UNAVAILABLE' ? new Complaint(message, Exit.UNAVAILABLE) : error;
   } finally {
     await file?.close();

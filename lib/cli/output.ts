@@ -32,9 +32,6 @@ export function rounded<Value extends number | undefined>(value: Value, digits: 
   return (value === undefined ? undefined : Number(value.toFixed(digits))) as Value;
 }
 
-/** So many of what a word names. */
-export const counted = (count: number, word: string): string => `${count} ${word}${count === 1 ? '' : 's'}`;
-
 type Cell = string | number | bigint | null | undefined;
 
 /**

@@ -2,6 +2,7 @@
 import { open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import { Option } from 'commander';
+import { counted } from '../inspect.ts';
 import {
   CaptureParser,
   type CaptureRecord,
@@ -14,7 +15,7 @@ import {
   PacketView,
   Transport,
 } from '../roce/index.ts';
-import { colour, counted, LineWriter, print, toJson } from './output.ts';
+import { colour, LineWriter, print, toJson } from './output.ts';
 
 /** How long a signal waits while a file is read. */
 const TURN_MS = 50;

@@ -1,10 +1,11 @@
 import { writeFile } from 'node:fs/promises';
 import { Argument, type Command, Option } from 'commander';
+import { counted } from '../inspect.ts';
 import type { Bandwidth, Latency } from '../perf/measure.ts';
 import { type PerfContext, type PerfTest, perfTests, runPerfClient, runPerfServer } from '../perf/perf.ts';
 import { drawPage, type Section } from '../plot/chart.ts';
 import { bytes, positive, run, subcommand, whole } from './frame.ts';
-import { colour, counted, print, printJson, printRows, rounded } from './output.ts';
+import { colour, print, printJson, printRows, rounded } from './output.ts';
 
 interface Flags {
   ibDev?: string;

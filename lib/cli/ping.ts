@@ -1,7 +1,8 @@
 import { type Command, Option } from 'commander';
+import { counted } from '../inspect.ts';
 import { type PingResult, ping, summarizePings } from '../perf/ping.ts';
 import { Complaint, Exit, run, seconds, subcommand, whole } from './frame.ts';
-import { counted, print, printJson, rounded } from './output.ts';
+import { print, printJson, rounded } from './output.ts';
 
 interface Flags {
   count?: number;

@@ -19,7 +19,7 @@ export interface InterfaceCaptureOptions {
   snapLength?: number;
   /** What to capture, in the language of pcap-filter(7). Default RoCE v2 and v1, with a VLAN tag or without. */
   filter?: string;
-  /** Called with what the capturing program says: how many packets it took, and dropped. */
+  /** Called with what the capturing program says, once it captures: how many packets it took, and dropped. */
   onMessage?: (line: string) => void;
 }
 
@@ -55,15 +55,22 @@ export async function* captureInterface(
   const child = spawn(program!, args, { stdio: ['ignore', 'pipe', 'pipe'] });
   const said: string[] = [];
   let unfinished = '';
+  let isCapturing = false;
   child.stderr.setEncoding('utf8').on('data', (text: string) => {
     const lines = (unfinished + text).split('\n');
     unfinished = lines.pop()!;
     for (const line of lines.filter(Boolean)) {
       said.push(line);
       if (said.length > 20) said.shift();
-      onMessage?.(line);
+      if (isCapturing) onMessage?.(line);
     }
   });
+  // What it says before its first bytes is in the error, if it does not come to them.
+  const begin = () => {
+    if (isCapturing) return;
+    isCapturing = true;
+    for (const line of said) onMessage?.(line);
+  };
   const ended = new Promise<number | null>((resolve, reject) => {
     child.on('error', reject);
     child.on('close', resolve);
@@ -74,10 +81,14 @@ export async function* captureInterface(
   signal?.addEventListener('abort', stop, { once: true });
   let isWhole = false;
   try {
-    yield* child.stdout as AsyncIterable<Uint8Array>;
+    for await (const chunk of child.stdout as AsyncIterable<Uint8Array>) {
+      begin();
+      yield chunk;
+    }
     isWhole = true;
     const code = await ended;
     if (code !== 0 && !signal?.aborted) throw failure('ERR_CAPTURE_FAILED', `${program}: ${reason(said)}`);
+    begin();
   } finally {
     signal?.removeEventListener('abort', stop);
     if (!isWhole) child.kill('SIGTERM');
