@@ -20,8 +20,8 @@ export interface Turn {
   txDepth: number;
   events: boolean;
   signal: AbortSignal;
-  /** Aborted when the client is done: the server's end of a turn. */
-  over?: AbortSignal;
+  /** Aborted when the client is done, which is the server's end of a turn, or when the peer has left. */
+  over: AbortSignal;
 }
 
 /** Bandwidth, in units of 2^20 bytes as perftest has it. */
@@ -184,9 +184,8 @@ async function nextOrOver(
   cq: CompletionQueue,
   events: boolean,
   signal: AbortSignal,
-  over: AbortSignal | undefined,
+  over: AbortSignal,
 ): Promise<number> {
-  if (over === undefined) return nextCompletions(cq, events, signal);
   if (!events) {
     let found = 0;
     await spin(() => {
@@ -234,7 +233,7 @@ export function player(side: Side, turn: Turn): Player {
       },
       pong: () => {
         theirs = (theirs + 1) & 0xff;
-        return spin(() => Atomics.load(arrived, last) === theirs || over?.aborted === true, signal);
+        return spin(() => Atomics.load(arrived, last) === theirs || over.aborted, signal);
       },
     };
   }
@@ -256,7 +255,7 @@ export function player(side: Side, turn: Turn): Player {
 
 /** Measures round trips, as the client. */
 export async function roundTrips(side: Side, turn: Turn): Promise<Latency> {
-  const { verb, size, iters, seconds, events, signal } = turn;
+  const { verb, size, iters, seconds, events, signal, over } = turn;
   const isPingPong = verb === 'write' || verb === 'send';
   const times: number[] = [];
   const end = performance.now() + (seconds ?? Number.POSITIVE_INFINITY) * 1000;
@@ -269,6 +268,7 @@ export async function roundTrips(side: Side, turn: Turn): Promise<Latency> {
       await ping();
       await pong();
       times.push(((performance.now() - start) * 1000) / 2);
+      if (over.aborted) throw over.reason;
     }
   } else {
     const list = side.qps[0]!.prepareSend(request(side, turn));

@@ -1,5 +1,7 @@
 /** Measurements between two sides, as perftest has them: bandwidth and latency of writes, reads, sends and atomics. */
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { ConnectOptions } from '../endpoint/connect.ts';
+import { WorkCompletionError } from '../errors.ts';
 import type { Mtu } from '../native/constants.gen.ts';
 import type { Context } from '../verbs/context.ts';
 import { openDevice } from '../verbs/device.ts';
@@ -81,6 +83,8 @@ interface Hello extends PerfSetup, PerfAddress {
 const PROTOCOL = 'node-rdma perf 1';
 // What perftest takes for its tests of latency.
 const INLINE = 220;
+// The words are sent before the queue pair goes, so they are there before a request fails; the socket's turn is to come.
+const LAST_WORDS_MS = 1000;
 
 const verbOf = (test: PerfTest) => test.split('-')[0] as PerfVerb;
 const isLatency = (test: PerfTest) => test.endsWith('-lat');
@@ -118,18 +122,22 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
     options.onConnected?.({ host, ...here, qps: setup.qps, txDepth, transport: 'RC' });
     const results: (Bandwidth | Latency)[] = [];
     for (const size of sizes) {
-      const turn: Turn = { verb: verbOf(test), size, iters, seconds, txDepth, events, signal };
       control.send({ size });
       await control.receive();
-      const result = isLatency(test) ? await roundTrips(side, turn) : await streamOut(side, turn);
+      const { result, answer } = await play<Bandwidth | Latency>(control, (over) => {
+        const turn: Turn = { verb: verbOf(test), size, iters, seconds, txDepth, events, signal, over };
+        return isLatency(test) ? roundTrips(side, turn) : streamOut(side, turn);
+      });
       results.push(result);
       onResult(result);
       control.send({ stop: true });
-      await control.receive();
+      await answer;
     }
     control.send({ bye: true });
     return results;
   } catch (error) {
+    // The signal ends the connection, too, which may be seen first.
+    signal.throwIfAborted();
     control.send({ error: (error as Error).message });
     throw error;
   } finally {
@@ -153,6 +161,8 @@ export async function runPerfServer(options: PerfOptions, onListening: (port: nu
     control = new Control(await acceptOne(port, signal, onListening));
     await serve(context, control, options);
   } catch (error) {
+    // The signal ends the connection, too, which may be seen first.
+    signal.throwIfAborted();
     control?.send({ error: (error as Error).message });
     throw error;
   } finally {
@@ -175,17 +185,37 @@ async function serve(context: Context, control: Control, options: PerfOptions): 
   for (;;) {
     const next = await control.receive<{ size?: number }>();
     if (next.size === undefined) return;
-    const over = new AbortController();
-    const stop = control.receive().finally(() => over.abort());
-    // An error of the connection is thrown when its turn has come.
-    stop.catch(() => {});
-    const turn: Turn = {
-      ...{ verb: verbOf(test), size: next.size, iters: undefined, seconds: undefined },
-      ...{ txDepth, events, signal, over: over.signal },
-    };
-    await answer(side, turn, test, rxDepth, () => control.send({ ready: true }));
+    const { size } = next;
+    const { answer: stop } = await play(control, (over) => {
+      const turn: Turn = {
+        ...{ verb: verbOf(test), size, iters: undefined, seconds: undefined },
+        ...{ txDepth, events, signal, over },
+      };
+      return answer(side, turn, test, rxDepth, () => control.send({ ready: true }));
+    });
     await stop;
     control.send({ stopped: true });
+  }
+}
+
+/**
+ * Plays one side's part of a turn. Meanwhile the peer speaks once: when it is done, or when it leaves; `over` is aborted
+ * then, with the error if that is one.
+ */
+async function play<T>(control: Control, part: (over: AbortSignal) => Promise<T>) {
+  const over = new AbortController();
+  const answer = control.receive();
+  answer.then(
+    () => over.abort(),
+    (error) => over.abort(error),
+  );
+  try {
+    return { result: await part(over.signal), answer };
+  } catch (error) {
+    // When a request fails since the peer has left, then what that said before, or that it has left, is the better reason.
+    if (error instanceof WorkCompletionError)
+      await Promise.race([answer, sleep(LAST_WORDS_MS, undefined, { ref: false })]);
+    throw error;
   }
 }
 
@@ -200,7 +230,7 @@ async function answer(side: Side, turn: Turn, test: PerfTest, rxDepth: number, r
     ready();
     for (;;) {
       await pong();
-      if (turn.over!.aborted) return;
+      if (turn.over.aborted) return;
       if (isTurnDue()) await giveTurn(turn.signal);
       await ping();
     }

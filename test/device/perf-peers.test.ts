@@ -103,21 +103,29 @@ describe('a server of perf', () => {
   });
 });
 
-describe('an abort in the middle of a measurement', () => {
-  itFast.each(['write-bw', 'send-bw', 'read-bw', 'write-lat', 'send-lat', 'atomic-lat'] as const)(
-    'ends both sides of %s',
-    async (test) => {
-      const abort = new AbortController();
-      let measured: Promise<unknown> | undefined;
-      const running = runPerfServer(server(test), (port) => {
-        const options = { test, sizes: [8], iters: undefined, seconds: 1000, signal: abort.signal };
-        measured = runPerfClient(client(port, options));
-        measured.catch(() => {});
-        setTimeout(() => abort.abort(new Error('enough')), 200);
-      });
-      running.catch(() => {});
-      await expect(within(running, 'the end of the server')).rejects.toMatchObject({ code: 'ERR_PERF' });
-      await expect(within(measured!, 'the end of the client')).rejects.toThrow('enough');
-    },
+describe('a side that leaves in the middle of a measurement', () => {
+  const tests = ['write-bw', 'send-bw', 'read-bw', 'write-lat', 'send-lat', 'read-lat', 'atomic-lat'] as const;
+  const cases = tests.flatMap((test) =>
+    // Where memory is looked at there are no events.
+    (test === 'write-lat' ? [false] : [false, true]).flatMap((events) =>
+      (['client', 'server'] as const).map((leaver) => ({ test, events, leaver })),
+    ),
   );
+
+  // The other waits for messages that do not come any more, or its requests fail, before or after it hears of it.
+  itFast.each(cases)('is told by both sides: $leaver, $test, events: $events', async ({ test, events, leaver }) => {
+    const abort = new AbortController();
+    const signals = { client: signal(), server: signal(), [leaver]: abort.signal };
+    let measured: Promise<unknown> | undefined;
+    const running = runPerfServer({ ...server(test, signals.server), events }, (port) => {
+      const options = { test, events, sizes: [8], iters: undefined, seconds: 1000, signal: signals.client };
+      const onConnected = () => setTimeout(() => abort.abort(new Error('enough')), 100);
+      measured = runPerfClient(client(port, { ...options, onConnected }));
+      measured.catch(() => {});
+    });
+    const left = 'the peer has closed the connection';
+    const message = { client: left, server: left, [leaver]: 'enough' };
+    await expect(within(running, 'the end of the server')).rejects.toThrow(message.server);
+    await expect(within(measured!, 'the end of the client')).rejects.toThrow(message.client);
+  });
 });
