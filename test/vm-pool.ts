@@ -6,7 +6,7 @@ import { EventEmitter } from 'node:events';
 import { resolve } from 'node:path';
 import { PassThrough, Writable } from 'node:stream';
 import { pathToFileURL } from 'node:url';
-import type { PoolOptions, PoolRunnerInitializer, PoolWorker, WorkerRequest } from 'vitest/node';
+import type { PoolOptions, PoolRunnerInitializer, PoolWorker, WorkerRequest, WorkerResponse } from 'vitest/node';
 import type { VmDrivers } from '../lib/vm/index.ts';
 import { frame, unframe } from './vm-frames.ts';
 
@@ -21,6 +21,8 @@ class VmWorker extends EventEmitter implements PoolWorker {
   readonly #abort = new AbortController();
   #ended: Promise<void> = Promise.resolve();
   #isStopping = false;
+  // What waits for the worker to have started.
+  #waiting: WorkerRequest[] | undefined = [];
 
   constructor(options: PoolOptions, env: Record<string, string>, drivers: VmDrivers) {
     super();
@@ -33,7 +35,7 @@ class VmWorker extends EventEmitter implements PoolWorker {
     const { runInVm }: typeof import('../lib/vm/index.ts') = await import(
       pathToFileURL(resolve('dist/vm/index.js')).href
     );
-    const take = unframe((message) => this.emit('message', message));
+    const take = unframe((message) => this.#take(message as WorkerResponse));
     const running = runInVm({
       command: 'sh',
       // What tests and their programs print goes to where errors go, and nobody but the worker reads.
@@ -64,9 +66,34 @@ class VmWorker extends EventEmitter implements PoolWorker {
     }
   }
 
+  #take(message: WorkerResponse): void {
+    if (message.type !== 'started') {
+      this.emit('message', message);
+    } else if (message.error) {
+      this.emit('error', message.error);
+    } else {
+      for (const waiting of this.#waiting ?? []) this.#input.write(frame(waiting));
+      this.#waiting = undefined;
+    }
+  }
+
+  /**
+   * Vitest waits for a minute until a worker has started, in which a busy machine may not boot: it is told at once, and the VM
+   * knows how long that may take.
+   */
   send(message: WorkerRequest): void {
-    if (message.type === 'stop') this.#isStopping = true;
-    this.#input.write(frame(message));
+    const answer = (type: 'started' | 'stopped') => this.emit('message', { __vitest_worker_response__: true, type });
+    if (message.type === 'start') {
+      this.#input.write(frame(message));
+      answer('started');
+    } else if (this.#waiting === undefined) {
+      if (message.type === 'stop') this.#isStopping = true;
+      this.#input.write(frame(message));
+    } else if (message.type === 'stop') {
+      answer('stopped');
+    } else {
+      this.#waiting.push(message);
+    }
   }
 
   async stop(): Promise<void> {

@@ -15,7 +15,7 @@ export interface Kernel {
   root: string;
 }
 
-// The cloud kernels have no rdma_rxe. Ubuntu's name stands last. Untested: Ubuntu, and arm64.
+// By preference: the first is what the drivers that are built for the guest are made for. The cloud kernels have no rdma_rxe. Ubuntu's name stands last. Untested: Ubuntu, and arm64.
 const metaPackages: Record<string, string[]> = {
   x64: ['linux-image-6.12-amd64', 'linux-image-amd64', 'linux-image-generic'],
   arm64: ['linux-image-6.12-arm64', 'linux-image-arm64', 'linux-image-generic'],
@@ -60,15 +60,20 @@ async function fetchKernel(root: string, options: PrepareOptions): Promise<void>
   await runTool('depmod', ['-b', root, await findRelease(root)], { signal });
 }
 
-/** Downloads the packages that hold the kernel and its modules, as the first meta package known to apt names them. */
-async function download(apt: Apt): Promise<void> {
-  for (const meta of metaPackages[process.arch] ?? []) {
+/**
+ * Downloads the packages that hold the kernel and its modules, as the first meta package known to apt names them. Lists that
+ * do not have the best one may be of a part of the archive only, so another one is taken by fresh lists alone.
+ */
+async function download(apt: Apt, isFresh: boolean): Promise<void> {
+  const metas = metaPackages[process.arch] ?? [];
+  const allowed = isFresh ? metas : metas.slice(0, 1);
+  for (const meta of allowed) {
     const packages = await kernelPackages(meta, apt);
     if (packages.length === 0) continue;
     await apt('apt-get', 'download', ...packages);
     return;
   }
-  throw new Error(`apt knows none of ${metaPackages[process.arch]?.join(', ')}`);
+  throw new Error(`apt knows none of ${allowed.join(', ')}`);
 }
 
 /** Debian keeps image and modules in one package, Ubuntu in three that depend on each other. */

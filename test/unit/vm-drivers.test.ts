@@ -1,4 +1,4 @@
-/** How drivers are built for the kernel of the VM: by programs that stand in for those of the machine. */
+/** How the kernel of the VM is fetched, and drivers are built for it: by programs that stand in for those of the machine. */
 import {
   chmodSync,
   existsSync,
@@ -19,6 +19,7 @@ let cache: string;
 let before: NodeJS.ProcessEnv;
 type Prepare = typeof import('../../lib/vm/rxe-dmabuf.ts')['prepareRxeDmabuf'];
 let prepareRxeDmabuf: Prepare;
+let prepareKernel: typeof import('../../lib/vm/kernel.ts')['prepareKernel'];
 
 /** Each notes what it was called with. The module that is made holds the release that it is for. */
 const programs: Record<string, string> = {
@@ -28,9 +29,14 @@ const programs: Record<string, string> = {
   modinfo: 'printf "%s SMP mod_unload\\n" "$(cat "$3")"',
   strip: ':',
   'gcc-12': 'while [ "$1" != -o ]; do shift; done; echo library > "$2"',
-  // It knows no package.
-  'apt-get': ':',
-  'apt-cache': ':',
+  // What is known is in files: `known`, and `known-fresh` by lists that are fetched.
+  'apt-cache': `case $* in *lists=*) known=known-fresh;; *) known=known;; esac
+    for name; do :; done
+    sed -n "s/^$name \\(.*\\)/  Depends: \\1/p" "$(dirname "$0")/../$known"`,
+  'apt-get': 'for name; do :; done; case $* in *download*) echo > "$name.deb";; esac',
+  'dpkg-deb': `release=$(basename "$2" .deb); release=\${release#linux-image-}
+    mkdir -p "$3/boot" "$3/lib/modules/$release"; echo > "$3/boot/vmlinuz-$release"`,
+  depmod: ':',
 };
 
 const write = (path: string, text: string) => {
@@ -71,6 +77,7 @@ beforeAll(async () => {
   // The path is looked at once.
   vi.resetModules();
   ({ prepareRxeDmabuf } = await import('../../lib/vm/rxe-dmabuf.ts'));
+  ({ prepareKernel } = await import('../../lib/vm/kernel.ts'));
 });
 afterAll(() => {
   for (const name of ['NODE_RDMA_CACHE', 'PATH']) {
@@ -82,7 +89,41 @@ afterAll(() => {
 });
 beforeEach(() => {
   rmSync(cache, { recursive: true, force: true });
-  writeFileSync(join(folder, 'calls'), '');
+  for (const name of ['calls', 'known', 'known-fresh']) writeFileSync(join(folder, name), '');
+});
+
+describe('the kernel', () => {
+  const first = 'linux-image-6.12-amd64 linux-image-6.12.99+node-amd64\n';
+  const second = 'linux-image-amd64 linux-image-6.1.0-50-amd64\n';
+  const known = (lists: string, fresh: string) => {
+    writeFileSync(join(folder, 'known'), lists);
+    writeFileSync(join(folder, 'known-fresh'), fresh);
+  };
+
+  it.skipIf(process.arch !== 'x64')('is the best one that the lists of this machine have', async () => {
+    known(second + first, '');
+    expect(await prepareKernel({})).toMatchObject({ release: RELEASE });
+    expect(called().filter((line) => line.includes('update'))).toEqual([]);
+  });
+
+  // Those of the archive's security updates may be missing.
+  it.skipIf(process.arch !== 'x64')('is not another one since the lists of this machine are a part only', async () => {
+    known(second, second + first);
+    expect(await prepareKernel({})).toMatchObject({ release: RELEASE });
+  });
+
+  it.skipIf(process.arch !== 'x64')('is another one where there is no better', async () => {
+    known(second, second);
+    expect(await prepareKernel({})).toMatchObject({ release: '6.1.0-50-amd64' });
+  });
+
+  it('is none where apt knows none, which is said with what to type', async () => {
+    await expect(prepareKernel({})).rejects.toMatchObject({
+      ...{ name: 'VmError', code: 'ERR_VM_KERNEL' },
+      message: expect.stringMatching(/apt knows none of linux-image-6\.12-.*apt-get update && apt-get download/s),
+    });
+    expect(readdirSync(cache)).toEqual([]);
+  });
 });
 
 describe('a driver for the kernel at hand', () => {
