@@ -16,9 +16,12 @@ if [ "$1" != stage2 ]; then
   /bin/busybox mount -t proc proc /proc
   mount -t sysfs sysfs /sys
   mount -t devtmpfs devtmpfs /dev
+  lacks=
+  while read -r module; do insmod "/modules/$module" || lacks=$module; done </modules/first
   until [ -c /dev/vport0p5 ]; do sleep 0.01; done
   exec 3<>/dev/vport0p1
   say hello
+  [ -z "$lacks" ] || fail "insmod $lacks"
   while read -r module; do insmod "/modules/$module" || fail "insmod $module"; done </modules/order
   mkdir -p /host /over /root
   mount -t 9p -o trans=virtio,version=9p2000.L,msize=1048576,cache=loose,ro hostroot /host || fail 'mount of the host root over 9p'

@@ -7,10 +7,11 @@ import { initScript } from './init.ts';
 import type { Kernel } from './kernel.ts';
 import { busybox, runTool } from './packages.ts';
 
+/** What the guest speaks through: in some kernels built in, in others these come before its first word. */
+const portModules = ['virtio_pci', 'virtio_console'];
+
 /** The kernel modules that the guest loads at boot, with whatever they depend on. */
 export const guestModules: readonly string[] = [
-  'virtio_pci',
-  'virtio_console',
   '9pnet_virtio',
   '9p',
   'overlay',
@@ -39,29 +40,28 @@ export async function prepareInitrd(
 ): Promise<string> {
   const busyboxBytes = await readFile(busybox);
   const key = createHash('sha256')
-    .update(JSON.stringify([kernel.release, optionalModules, modules, initScript, own]))
+    .update(JSON.stringify([kernel.release, portModules, optionalModules, modules, initScript, own]))
     .update(busyboxBytes)
     .digest('hex');
   return buildOnce(join(cacheFolder(), `initrd-${key.slice(0, 16)}.cpio`), async (scratch) => {
     const needed = await Promise.all(own.map(dependencies));
-    const order = await loadOrder(kernel, [...modules, ...needed.flat()]);
+    const first = await loadOrder(kernel, portModules);
+    const order = await loadOrder(kernel, [...modules, ...needed.flat()], optionalModules);
     const replaced = order.map((path) => own.find((file) => moduleName(file) === moduleName(path)) ?? path);
-    const paths = [...new Set([...replaced, ...own])];
+    const later = [...new Set([...replaced, ...own])].filter((path) => !first.includes(path));
+    const names = (paths: readonly string[]) => Buffer.from(paths.map((path) => `${moduleName(path)}\n`).join(''));
     const entries: CpioEntry[] = [
       { name: 'bin', mode: 0o040755 },
       { name: 'bin/busybox', mode: 0o100755, data: busyboxBytes },
       { name: 'init', mode: 0o100755, data: Buffer.from(initScript) },
       { name: 'modules', mode: 0o040755 },
-      {
-        name: 'modules/order',
-        mode: 0o100644,
-        data: Buffer.from(paths.map((path) => `${moduleName(path)}\n`).join('')),
-      },
+      { name: 'modules/first', mode: 0o100644, data: names(first) },
+      { name: 'modules/order', mode: 0o100644, data: names(later) },
       ...['dev', 'proc', 'sys'].map((name) => ({ name, mode: 0o040755 })),
       // Linux opens it as the standard streams of init, before there is a devtmpfs.
       { name: 'dev/console', mode: 0o020600, device: [5, 1] },
     ];
-    for (const path of paths) {
+    for (const path of [...first, ...later]) {
       entries.push({ name: `modules/${moduleName(path)}`, mode: 0o100644, data: await readModule(path) });
     }
     // Not compressed: the guest would unpack it under emulation.
@@ -70,18 +70,22 @@ export async function prepareInitrd(
 }
 
 /** The files to insert, in order. Built-in modules have none. */
-async function loadOrder(kernel: Kernel, modules: readonly string[]): Promise<string[]> {
+async function loadOrder(
+  kernel: Kernel,
+  modules: readonly string[],
+  optional: readonly string[] = [],
+): Promise<string[]> {
   const list = (names: readonly string[]) =>
     runTool('modprobe', [
       ...['-C', '/dev/null', '-d', kernel.root, '-S', kernel.release],
       ...['--show-depends', '-a', ...names],
     ]);
   // It lists what it has found, even when it fails since something is missing.
-  const optional = await list(optionalModules).catch((error: { stdout: Buffer }) => error.stdout);
+  const found = optional.length === 0 ? '' : await list(optional).catch((error: { stdout: Buffer }) => error.stdout);
   const required = await list(modules).catch((error: Error) => {
     throw new VmError('ERR_VM_KERNEL', `the kernel ${kernel.release} lacks a module: ${error.message}`);
   });
-  const lines = `${optional}${required}`;
+  const lines = `${found}${required}`;
   return [...new Set([...lines.matchAll(/^insmod (\S+)/gm)].map((match) => match[1]!))];
 }
 
