@@ -36,23 +36,36 @@ export function captureCommand(): Command {
 
 async function capture(name: string, flags: Flags, signal: AbortSignal): Promise<void> {
   const { duration, filter, snapLength, write } = flags;
-  const end = duration === undefined ? signal : AbortSignal.any([signal, AbortSignal.timeout(duration)]);
-  const chunks = captureInterface(name, {
-    signal: end,
+  const over = new AbortController();
+  const captured = captureInterface(name, {
+    signal: AbortSignal.any([signal, over.signal]),
     onMessage: (line) => console.error(line),
     ...(filter !== undefined && { filter }),
     ...(snapLength !== undefined && { snapLength }),
   });
+  // Counted from the first bytes, which are there when tcpdump has begun.
+  let timer: NodeJS.Timeout | undefined;
+  let hasBegun = false;
+  async function* begun() {
+    for await (const chunk of captured) {
+      if (!hasBegun && duration !== undefined) timer = setTimeout(() => over.abort(), duration);
+      hasBegun = true;
+      yield chunk;
+    }
+  }
   const file = write === undefined ? undefined : await open(write, 'w');
   try {
+    const chunks = begun();
     const { packets, others } = await showPackets(file === undefined ? chunks : tee(chunks, file), flags, signal);
     if (packets + others === 0) {
       console.error(`node-rdma: nothing was seen. What a RoCE NIC handles does not pass the kernel; Soft-RoCE does.`);
     }
   } catch (error) {
+    if (signal.aborted && !hasBegun) return;
     const { code, message } = error as NodeJS.ErrnoException;
     throw code === 'ERR_CAPTURE_UNAVAILABLE' ? new Complaint(message, Exit.UNAVAILABLE) : error;
   } finally {
+    clearTimeout(timer);
     await file?.close();
   }
 }

@@ -14,7 +14,7 @@ import type { CmEvent } from '../cm/cm-event.ts';
 import type { CmId } from '../cm/cm-id.ts';
 import { createEventChannel, type EventChannel } from '../cm/event-channel.ts';
 import { resolveAddrUntil } from '../cm/resolve.ts';
-import { RdmaClosedError, RdmaDeviceLostError, RdmaError } from '../errors.ts';
+import { RdmaClosedError, RdmaDeviceLostError, RdmaError, RdmaPeerLeftError } from '../errors.ts';
 import { CmEventType, QpState } from '../native/constants.gen.ts';
 import type { QpCap } from '../native/native.ts';
 import type { CmAddressInfo } from '../native/native-cm.ts';
@@ -360,6 +360,15 @@ async function found(host: string, signal: AbortSignal): Promise<string> {
   return address;
 }
 
+// What ends a connection. A peer that gives up accept() when its answer is on its way rejects what this side has confirmed.
+const ENDS: readonly number[] = [
+  ...[CmEventType.DISCONNECTED, CmEventType.DEVICE_REMOVAL],
+  ...[CmEventType.REJECTED, CmEventType.UNREACHABLE, CmEventType.CONNECT_ERROR],
+];
+
+const reasonOf = (type: number) =>
+  type === CmEventType.DEVICE_REMOVAL ? new RdmaDeviceLostError('The connection') : new RdmaPeerLeftError();
+
 // Makes the queue pair and its endpoint, and does the step that connects them.
 async function join(
   id: CmId,
@@ -376,16 +385,16 @@ async function join(
     return said;
   };
   const ended = (type: number) => {
-    endpoint.peerLeft(type === CmEventType.DEVICE_REMOVAL ? new RdmaDeviceLostError('The connection') : undefined);
+    endpoint.peerLeft(reasonOf(type));
     // A peer that has left waits for the answer.
     if (type === CmEventType.DISCONNECTED) void farewell();
   };
   // A peer may leave before this side is done with connecting.
   const state: { isConnected: boolean; early?: number } = { isConnected: false };
   id.watch(({ type }) => {
-    if (type !== CmEventType.DISCONNECTED && type !== CmEventType.DEVICE_REMOVAL) return;
+    if (!ENDS.includes(type)) return;
     if (state.isConnected) ended(type);
-    else state.early = type;
+    else state.early ??= type;
   });
   try {
     endpoint.postInitial(recvs);
@@ -396,7 +405,8 @@ async function join(
   } catch (error) {
     qp.close();
     qp.sendCq.close();
-    throw error;
+    // What failed then did so for that.
+    throw state.early === undefined ? error : reasonOf(state.early);
   }
   state.isConnected = true;
   if (state.early !== undefined) ended(state.early);

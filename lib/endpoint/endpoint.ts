@@ -31,6 +31,15 @@ const operationOptionNames = ['fence', 'solicited', 'signaled', 'signal'];
 // What a device takes to flush: it does so at once, or not at all.
 const FLUSH_MS = 2000;
 
+// A reason comes within a turn of the event loop, or within some of a busy machine.
+const REASON_MS = 100;
+
+// A request that has failed, with what its completion says.
+interface Failed {
+  request: Request;
+  wc: Pick<WorkCompletion, 'status' | 'vendorErr' | 'qpNum'>;
+}
+
 /**
  * A connected queue pair with `await`: each operation is a promise that its completion settles. Operations are executed
  * in the order of the calls; many may be under way, `qp.cap.maxSendWr` of them (for `recv()`: `maxRecvWr`), and more wait
@@ -63,6 +72,8 @@ export class Endpoint extends Operations {
   #privateData: Buffer;
   #connection: Connection | undefined;
   #closing: Promise<void> | undefined;
+  // Flushed before it is known why.
+  readonly #held: Failed[] = [];
   // Why the connection has ended, once it has.
   #end: { reason: Error | undefined } | undefined;
   #tellClosed!: (reason: Error | undefined) => void;
@@ -101,6 +112,11 @@ export class Endpoint extends Operations {
       // Of a device that is lost the completions may still be taken that there are.
       if (!qp.lost) this.#abandon(error);
     };
+  }
+
+  /** Why the connection has ended, before anybody is told; undefined while it stands. @internal */
+  get endReason(): Error | undefined {
+    return this.#end?.reason;
   }
 
   /** What the peer sent along when the connection was made; empty when nothing. */
@@ -276,6 +292,7 @@ export class Endpoint extends Operations {
   #ended(reason: Error | undefined): void {
     if (this.#end) return;
     this.#end = { reason };
+    this.#letGo();
     this.#sends.end((request) => this.#refusal(request));
     this.#recvs.end((request) => this.#refusal(request));
     this.#tellClosed(reason);
@@ -428,11 +445,33 @@ export class Endpoint extends Operations {
       request.resolve({ byteLen: wc.byteLen, immData });
       return;
     }
-    const isFlushed = status === WcStatus.WR_FLUSH_ERR;
-    // On iWARP this comes before the event that says so.
-    if (isFlushed && !this.#end && !this.#closing && isIwarp(this.qp.context)) this.#fail(new RdmaPeerLeftError());
+    const { vendorErr, qpNum } = wc;
+    const failed = { request, wc: { status, vendorErr, qpNum } };
+    if (status === WcStatus.WR_FLUSH_ERR && !this.#end && !this.#closing) {
+      // On iWARP this comes before the event that says so.
+      if (isIwarp(this.qp.context)) this.#fail(new RdmaPeerLeftError());
+      else {
+        this.#hold(failed);
+        return;
+      }
+    }
+    this.#reject(failed);
+  }
+
+  // A queue pair flushes nothing of itself: the device says why it does, or the peer that it has left, but by other ways,
+  // which may take longer.
+  #hold(failed: Failed): void {
+    this.#held.push(failed);
+    if (this.#held.length === 1) setTimeout(() => this.#letGo(), REASON_MS);
+  }
+
+  #letGo(): void {
+    for (const failed of this.#held.splice(0)) this.#reject(failed);
+  }
+
+  #reject({ request, wc }: Failed): void {
     const error = failureOf(this.qp, request, wc, this.#end?.reason);
-    if (!this.#end && !(this.#closing && isFlushed)) this.#fail(error);
+    if (!this.#end && !(this.#closing && wc.status === WcStatus.WR_FLUSH_ERR)) this.#fail(error);
     request.reject(error);
   }
 

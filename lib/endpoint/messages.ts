@@ -370,7 +370,10 @@ export class Messages {
     if (this.#hasEnded && this.#receiver.ended) this.#finish(undefined);
     else if (error instanceof RdmaProtocolError) this.#finish(error, Farewell.PROTOCOL, error.message);
     else if (error instanceof WorkCompletionError && error.status === WcStatus.WR_FLUSH_ERR) {
-      this.#finish(reset('The connection has ended', error));
+      // Which of several frames is heard of first is no matter of which has failed first.
+      const first = this.#endpoint.endReason ?? error;
+      const isCause = first instanceof WorkCompletionError && first.status !== WcStatus.WR_FLUSH_ERR;
+      this.#finish(isCause ? first : reset('The connection has ended', first));
     } else if (error instanceof WorkCompletionError) this.#finish(error);
     // It is this side that cannot go on, with a queue pair that can: the peer would wait for its timeouts.
     else this.#finish(error, Farewell.CLOSED);
@@ -415,7 +418,10 @@ export async function openMessages(endpoint: Endpoint, options: MessagesOptions,
   integer(timeoutMs, 'options.timeoutMs', 1, 2 ** 31 - 1);
   integer(keepAliveMs, 'options.keepAliveMs', 0, 2 ** 31 - 1);
   if (place !== undefined && typeof place !== 'function') throw typeError('options.place', 'a function', place);
-  signal?.throwIfAborted();
+  if (signal?.aborted) {
+    await endpoint.close({ drainMs: 0 });
+    throw signal.reason;
+  }
   const ring = takeRing(endpoint);
   const messages = new Messages(endpoint, ring, kind, { keepAliveMs, ...(place && { place }) });
   await messages.opened(timeoutMs, signal);

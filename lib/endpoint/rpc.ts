@@ -99,7 +99,9 @@ export class Calls<Remote extends CallMethods = CallMethods, Local extends CallM
   readonly #limit: number;
   readonly #outstanding = new Map<number, Outstanding>();
   // Calls that wait for their turn.
-  readonly #waiting: (() => void)[] = [];
+  readonly #waiting: { begin: () => void; reject: (error: Error) => void }[] = [];
+  // Why no call is answered any more.
+  #end: Error | undefined;
   readonly #incoming = new Map<number, AbortController>();
   #peerLimit = 0;
   #next = 0;
@@ -208,7 +210,7 @@ export class Calls<Remote extends CallMethods = CallMethods, Local extends CallM
       const giveUp = (reason: Error) => {
         outstanding.reject(reason);
         outstanding.isGiven = true;
-        const at = this.#waiting.indexOf(begin);
+        const at = this.#waiting.findIndex((waiting) => waiting.begin === begin);
         if (at >= 0) this.#waiting.splice(at, 1);
         else if (id !== undefined) this.#send(Type.CANCEL, id, undefined).catch(() => {});
       };
@@ -220,10 +222,11 @@ export class Calls<Remote extends CallMethods = CallMethods, Local extends CallM
           giveUp(Object.assign(new Error(text), { code: 'ETIMEDOUT' }));
         }, timeoutMs);
       }
-      if (this.#messages.ended)
+      if (this.#end) outstanding.reject(this.#end);
+      else if (this.#messages.ended) {
         void this.closed.then((reason) => outstanding.reject(reason ?? new RdmaClosedError('Calls')));
-      else {
-        this.#waiting.push(begin);
+      } else {
+        this.#waiting.push({ begin, reject: outstanding.reject });
         this.#begin();
       }
     });
@@ -249,7 +252,7 @@ export class Calls<Remote extends CallMethods = CallMethods, Local extends CallM
   }
 
   #begin(): void {
-    while (this.#waiting.length > 0 && this.#outstanding.size < this.#peerLimit) this.#waiting.shift()?.();
+    while (this.#waiting.length > 0 && this.#outstanding.size < this.#peerLimit) this.#waiting.shift()?.begin();
   }
 
   #finish(id: number): void {
@@ -327,13 +330,14 @@ export class Calls<Remote extends CallMethods = CallMethods, Local extends CallM
       reason = error as Error;
       if (error instanceof RdmaProtocolError) this.#messages.destroy(error);
     }
+    // The connection may stand yet, when the peer has closed in order, but nobody answers any more.
     const error = reason ?? new RdmaClosedError('Calls');
+    this.#end = error;
     for (const controller of this.#incoming.values()) controller.abort(error);
-    for (const { reject } of this.#outstanding.values()) reject(error);
+    // Nor is there anything left to say, which the peer waits for.
+    if (reason === undefined) void this.close();
+    for (const { reject } of [...this.#outstanding.values(), ...this.#waiting.splice(0)]) reject(error);
     this.#outstanding.clear();
-    // Those that wait begin, and fail.
-    this.#peerLimit = Number.POSITIVE_INFINITY;
-    this.#begin();
   }
 
   #parse(data: Buffer): Head & { hasBody: boolean } {

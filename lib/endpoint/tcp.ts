@@ -255,13 +255,18 @@ function prepare(o: EndpointOptions): Prepared {
 
 async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal | undefined): Promise<Endpoint> {
   const { pd, cap, privateData, timeoutMs, recvs, how, connect } = prepared;
-  // Destroying the socket is what ends a wait for its bytes.
-  const abort = () => socket.destroy();
+  // Destroying the socket is what ends a wait for its bytes; what has come may be all that was waited for.
+  let given: Error | undefined;
+  const giveUp = (reason: Error) => {
+    given ??= reason;
+    socket.destroy();
+  };
+  const abort = () => giveUp(cancel?.reason);
   cancel?.addEventListener('abort', abort, { once: true });
-  const timer = setTimeout(() => {
-    const error = new Error(`No connection within ${timeoutMs} ms`);
-    socket.destroy(Object.assign(error, { code: 'ETIMEDOUT' }));
-  }, timeoutMs);
+  const timer = setTimeout(
+    () => giveUp(Object.assign(new Error(`No connection within ${timeoutMs} ms`), { code: 'ETIMEDOUT' })),
+    timeoutMs,
+  );
   const bytes = new SocketReader(socket);
   socket.setNoDelay(true);
   let qp: QueuePair | undefined;
@@ -281,8 +286,10 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
       ...connect,
       beforeRtr: () => endpoint.postInitial(recvs),
     });
+    if (given) throw given;
     socket.write(Buffer.of(READY));
     if ((await bytes.read(1))[0] !== READY) throw valueError('The peer does not say that it is ready');
+    if (given) throw given;
     return endpoint;
   } catch (error) {
     socket.destroy();
@@ -290,8 +297,7 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
       qp.close();
       qp.sendCq.close();
     }
-    cancel?.throwIfAborted();
-    throw error;
+    throw given ?? error;
   } finally {
     clearTimeout(timer);
     cancel?.removeEventListener('abort', abort);

@@ -34,6 +34,9 @@ export async function acceptOne(
     onListening((server.address() as { port: number }).port);
     const [socket] = (await once(server, 'connection', { signal })) as [Socket];
     return endWith(socket, signal);
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error;
   } finally {
     server.close();
   }
@@ -43,8 +46,13 @@ export async function acceptOne(
 export async function connectTo(host: string, port: number, signal: AbortSignal): Promise<Socket> {
   signal.throwIfAborted();
   const socket = endWith(connect({ host, port }), signal);
-  await once(socket, 'connect', { signal });
-  return socket;
+  try {
+    await once(socket, 'connect', { signal });
+    return socket;
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error;
+  }
 }
 
 /** A connection that carries objects. */
@@ -96,8 +104,8 @@ export class Control {
   }
 }
 
-/** A peer that was interrupted may leave by a reset. */
-function asEnd(error: NodeJS.ErrnoException): IteratorReturnResult<undefined> {
+/** The end of what a socket iterates over, for `catch()`: a peer that was interrupted may leave by a reset. */
+export function asEnd(error: NodeJS.ErrnoException): IteratorReturnResult<undefined> {
   if (error.code !== 'ECONNRESET') throw error;
   return { done: true, value: undefined };
 }

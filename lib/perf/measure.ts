@@ -3,7 +3,7 @@ import { SendFlags, WrOpcode } from '../native/constants.gen.ts';
 import type { CompletionQueue } from '../verbs/completion-queue.ts';
 import type { SendWr } from '../verbs/send-wr.ts';
 import type { Side } from './side.ts';
-import { checkCompletion, giveTurn, isTurnDue, nextCompletions, spin } from './spin.ts';
+import { checkCompletion, giveTurn, isTurnDue, spin } from './spin.ts';
 
 /** What is measured. */
 export type PerfVerb = 'write' | 'read' | 'send' | 'atomic';
@@ -72,7 +72,7 @@ function request(side: Side, { verb, size }: Turn): SendWr {
 
 /** Streams messages over all queue pairs. */
 export async function streamOut(side: Side, turn: Turn): Promise<Bandwidth> {
-  const { size, iters, seconds, txDepth, events, signal } = turn;
+  const { size, iters, seconds, txDepth, events, signal, over } = turn;
   const wr = request(side, turn);
   const length = Math.min(LIST, txDepth, iters ?? LIST);
   const depth = Math.floor(txDepth / length);
@@ -91,6 +91,11 @@ export async function streamOut(side: Side, turn: Turn): Promise<Bandwidth> {
   const end = seconds === undefined ? Number.POSITIVE_INFINITY : start + seconds * 1000;
   let completed = 0;
   let open = 0;
+  const next = async () => {
+    const found = await nextOrOver(side.sendCq, events, signal, over);
+    if (found === 0) throw over.reason;
+    return found;
+  };
   const drain = (found: number) => {
     const now = performance.now();
     for (let i = 0; i < found; i++) {
@@ -115,19 +120,16 @@ export async function streamOut(side: Side, turn: Turn): Promise<Bandwidth> {
       }
       if (state.posted < lists && now < end) isOver = false;
     }
-    if (open > 0 && !isOver) drain(side.sendCq.poll() || (await nextCompletions(side.sendCq, events, signal)));
+    if (open > 0 && !isOver) drain(side.sendCq.poll() || (await next()));
   }
-  while (open > 0) drain(side.sendCq.poll() || (await nextCompletions(side.sendCq, events, signal)));
+  while (open > 0) drain(side.sendCq.poll() || (await next()));
   if (rest > 0) {
     for (const [i, qp] of side.qps.entries()) {
       qp.postSend(Array.from({ length: rest }, (_, at) => ({ ...(at === rest - 1 ? wr : unsignaled), wrId: i })));
       states[i]!.inFlight++;
       open++;
     }
-    while (open > 0) {
-      const found = side.sendCq.poll() || (await nextCompletions(side.sendCq, events, signal));
-      drain(found);
-    }
+    while (open > 0) drain(side.sendCq.poll() || (await next()));
     completed -= side.qps.length;
   }
   const took = (performance.now() - start) / 1000;
@@ -215,9 +217,8 @@ export function player(side: Side, turn: Turn): Player {
   const sendFlags = SendFlags.SIGNALED | (size <= qp.cap.maxInlineData ? SendFlags.INLINE : 0);
   const list = qp.prepareSend({ ...request(side, turn), sendFlags });
   const sent = async () => {
-    if ((side.sendCq.poll(1) || (await nextCompletions(side.sendCq, events, signal))) > 0) {
-      checkCompletion(side.sendCq.at(0), verb);
-    }
+    const found = side.sendCq.poll(1) || (await nextOrOver(side.sendCq, events, signal, over));
+    if (found > 0) checkCompletion(side.sendCq.at(0), verb);
   };
   if (verb === 'write') {
     const [out, arrived] = [side.outgoing(size).buffer, side.incoming(size).buffer];
@@ -276,9 +277,9 @@ export async function roundTrips(side: Side, turn: Turn): Promise<Latency> {
       if (isTurnDue()) await giveTurn(signal);
       const start = performance.now();
       list.post();
-      if ((side.sendCq.poll(1) || (await nextCompletions(side.sendCq, events, signal))) > 0) {
-        checkCompletion(side.sendCq.at(0), verb);
-      }
+      const found = side.sendCq.poll(1) || (await nextOrOver(side.sendCq, events, signal, over));
+      if (found === 0) throw over.reason;
+      checkCompletion(side.sendCq.at(0), verb);
       times.push((performance.now() - start) * 1000);
     }
   }

@@ -11,7 +11,7 @@ import { requireNoIwarp } from '../verbs/iwarp.ts';
 import type { QpAttr } from '../verbs/qp-attributes.ts';
 import type { QueuePair } from '../verbs/queue-pair.ts';
 import type { WorkCompletion } from '../verbs/work-completion.ts';
-import { acceptOne, connectTo } from './control.ts';
+import { acceptOne, asEnd, connectTo } from './control.ts';
 import { checkCompletion, giveTurn, isTurnDue, nextCompletions } from './spin.ts';
 
 /** How to play. The defaults are those of the C programs. */
@@ -85,7 +85,7 @@ function decode(text: string): PingpongAddress {
 async function read(chunks: AsyncIterator<Buffer>, length: number): Promise<string> {
   let data = Buffer.alloc(0);
   while (data.length < length) {
-    const { value, done } = await chunks.next();
+    const { value, done } = await chunks.next().catch(asEnd);
     if (done) throw failure('the peer has closed the connection');
     data = Buffer.concat([data, value]);
   }
@@ -101,6 +101,10 @@ export async function pingpong(options: PingpongOptions): Promise<PingpongResult
   const context = openDevice(options.device);
   try {
     return await new Game(context, options).run();
+  } catch (error) {
+    // The signal ends the connection, too, which may be seen first.
+    options.signal.throwIfAborted();
+    throw error;
   } finally {
     context.close({ cascade: true });
   }

@@ -17,13 +17,14 @@ import {
   openDevice,
   type ProtectionDomain,
   RdmaClosedError,
+  RdmaPeerLeftError,
   RemoteRegion,
 } from '../../lib/index.ts';
 import { runChild } from './children.ts';
 import { addressA, addressB, describeCm, deviceA, deviceB, linkLocal, newPort, rejection } from './cm.ts';
 import { outcomes } from './endpoints.ts';
 import { ALL_ACCESS, DEADLINE_MS, descriptors, expectNoLeaks, fill, thrown, within } from './fixture.ts';
-import { lose, lost } from './lossy-wire.ts';
+import { lose, lost, slow } from './lossy-wire.ts';
 
 const timeoutMs = DEADLINE_MS;
 
@@ -53,6 +54,31 @@ async function pair(memory: Memory, listener: CmListener): Promise<[a: Endpoint,
 
 describeCm('listen() and connect()', () => {
   expectNoLeaks();
+
+  it('tell who has connected that the peer gave up accept() after its answer', async () => {
+    using memory = new Memory();
+    const listener = await listen({ port: 0, host: addressB });
+    // The answer is here, and the confirmation still on its way.
+    slow(60);
+    try {
+      for (let i = 0; i < 3; i++) {
+        const abort = new AbortController();
+        const options = { pd: memory.pdB, timeoutMs, signal: abort.signal };
+        const accepting = listener.getRequest().then((request) => rejection(request.accept(options)));
+        const to = { host: addressB, localAddress: addressA, port: listener.port };
+        const a = await within(connect({ pd: memory.pdA, ...to, timeoutMs }), 'the connection');
+        const receive = rejection(a.recv(memory.a.slice(0, 64)));
+        abort.abort(new Error('enough'));
+        expect(await within(accepting, 'the other side')).toMatchObject({ message: 'enough' });
+        expect(await within(a.closed, 'the notice')).toBeInstanceOf(RdmaPeerLeftError);
+        expect(await within(receive, 'the receive')).toMatchObject({ statusName: 'WR_FLUSH_ERR' });
+        await within(a.close(), 'the close');
+      }
+    } finally {
+      lose(0);
+    }
+    await listener.close();
+  });
 
   it('give endpoints with promises, what was sent along, and receives that were there before', async () => {
     using memory = new Memory();

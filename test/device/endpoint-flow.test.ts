@@ -5,6 +5,7 @@ import {
   type Endpoint,
   EventType,
   type MemoryRegion,
+  QpState,
   QueueFullError,
   RdmaClosedError,
   RdmaQpFailedError,
@@ -409,6 +410,44 @@ describe.runIf(!isRxe)('a request of the peer that is refused', () => {
     expect(reason).toMatchObject({ code: 'ERR_RDMA_QP_FAILED', event: EventType.QP_ACCESS_ERR });
     const late = (await rejection(b.recv(mrB.slice(0, 8)))) as WorkCompletionError;
     expect(late.causes[0]).toContain('QP_ACCESS_ERR');
+  });
+
+  // The completions come by one way, and the event by another.
+  it.each([0, 20])('is told with the reason by receives that are flushed %i ms before it', async (ms) => {
+    await using ends = await Ends.connect();
+    const { a, b, mrA, mrB } = ends;
+    const failed = b.qp.failed.bind(b.qp);
+    b.qp.failed = (event) => void (ms > 0 ? setTimeout(failed, ms, event) : failed(event));
+    const settled: number[] = [];
+    const receives = Array.from({ length: 3 }, (_, i) =>
+      rejection(b.recv(mrB.slice(0, 8))).finally(() => settled.push(i)),
+    );
+    const wrong = new RemoteRegion({ ...mrB.remote(), rkey: mrB.rkey ^ 0x5500 });
+    expect(await rejection(a.write(mrA.slice(0, 8), wrong.slice()))).toMatchObject({ statusName: 'REM_ACCESS_ERR' });
+    expect(await within(b.closed, 'the end')).toMatchObject({ code: 'ERR_RDMA_QP_FAILED' });
+    for (const error of await within(Promise.all(receives), 'the receives')) {
+      expect(error).toMatchObject({ statusName: 'WR_FLUSH_ERR' });
+      expect((error as WorkCompletionError).causes[0]).toContain('QP_ACCESS_ERR');
+    }
+    expect(settled).toEqual([0, 1, 2]);
+  });
+});
+
+describe('a queue pair that is put into the error state, which nobody tells', () => {
+  it.each([false, true])('ends its endpoint with the flush; closed meanwhile: %s', async (isClosed) => {
+    await using ends = await Ends.connect();
+    const { b, mrB } = ends;
+    const receives = Array.from({ length: 2 }, () => rejection(b.recv(mrB.slice(0, 8))));
+    await b.qp.modify({ qpState: QpState.ERR });
+    // Soft-RoCE flushes the receives of a queue pair that is told so twice.
+    if (isRxe) await b.qp.modify({ qpState: QpState.ERR });
+    if (isClosed) await within(b.close(), 'the close');
+    for (const error of await within(Promise.all(receives), 'the receives')) {
+      expect(error).toMatchObject({ statusName: 'WR_FLUSH_ERR' });
+    }
+    const reason = await within(b.closed, 'the end');
+    if (isClosed) expect(reason).toBeUndefined();
+    else expect(reason).toMatchObject({ statusName: 'WR_FLUSH_ERR' });
   });
 });
 

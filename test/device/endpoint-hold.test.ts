@@ -1,6 +1,7 @@
 /** What must hold of connections, whatever happens: every promise settles, nothing hangs, and nothing is left. */
 import { createConnection } from 'node:net';
-import { describe, expect, it } from 'vitest';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { describe, expect, it, vi } from 'vitest';
 import {
   connect,
   connectionInfo,
@@ -13,7 +14,9 @@ import {
   listenTcp,
   type MemorySlice,
   openDevice,
+  type QpAttr,
   QpState,
+  QueuePair,
   RdmaClosedError,
 } from '../../lib/index.ts';
 import { addressA, addressB, during, rejection } from './cm.ts';
@@ -70,6 +73,39 @@ describe('connections', () => {
     if (!isSanitized) expect(rss - before.rss).toBeLessThan(12 * 2 ** 20);
     await listener.close();
   });
+
+  it.each(['abort', 'deadline'])(
+    'are not made when the %s comes after all of the peer has come, and it learns so',
+    async (which) => {
+      using a = openDevice(deviceA);
+      using b = openDevice(deviceB);
+      using pdA = a.allocPd();
+      using pdB = b.allocPd();
+      const errors: NodeJS.ErrnoException[] = [];
+      const listener = await listenTcp({ pd: pdB, port: 0, host: '127.0.0.1', onError: (error) => errors.push(error) });
+      const abort = new AbortController();
+      const reason = new Error('enough');
+      const { modify } = QueuePair.prototype;
+      // The last of the client's transitions waits until it is given up.
+      const spy = vi.spyOn(QueuePair.prototype, 'modify').mockImplementation(async function (
+        this: QueuePair,
+        attr: QpAttr,
+      ) {
+        await modify.call(this, attr);
+        if (this.pd !== pdA || attr.qpState !== QpState.RTS) return;
+        if (which === 'abort') abort.abort(reason);
+        else await sleep(1100);
+      });
+      const to = { pd: pdA, host: '127.0.0.1', port: listener.port, signal: abort.signal };
+      const error = await within(rejection(connectTcp({ ...to, timeoutMs: which === 'abort' ? 60_000 : 1000 })), 'it');
+      if (which === 'abort') expect(error).toBe(reason);
+      else expect(error).toMatchObject({ code: 'ETIMEDOUT' });
+      await until(() => errors.length > 0, 'the error of the listener');
+      expect(errors).toMatchObject([{ code: 'ECONNRESET' }]);
+      spy.mockRestore();
+      await within(listener.close(), 'close');
+    },
+  );
 
   it('that are aborted at any moment are made or are not, and leave nothing', async () => {
     using a = openDevice(deviceA);

@@ -17,7 +17,7 @@ import {
   WcStatus,
   WrOpcode,
 } from '../../lib/index.ts';
-import { ALL_ACCESS, deviceA, deviceB, expectNoLeaks, fill, within } from './fixture.ts';
+import { ALL_ACCESS, deviceA, deviceB, expectNoLeaks, fill, until, within } from './fixture.ts';
 
 let contexts: Context[];
 let pdA: ProtectionDomain;
@@ -279,7 +279,8 @@ describe('listenTcp and connectTcp', () => {
       pd: pdB,
       port: 0,
       host: '127.0.0.1',
-      timeoutMs: 500,
+      // Enough for the good one, too.
+      timeoutMs: 2000,
       onError: (error) => errors.push(error),
     });
     const frame = Buffer.alloc(38);
@@ -294,7 +295,7 @@ describe('listenTcp and connectTcp', () => {
     // One that says nothing at all is given up after the time.
     const silent = connectSocket(listener.port, '127.0.0.1').on('error', () => {});
     await within(once(silent.resume(), 'close'), 'the end of a silent peer');
-    expect(errors).toHaveLength(5);
+    await until(() => errors.length === 5, 'five errors');
     expect(errors[4]).toMatchObject({ code: 'ETIMEDOUT' });
     const [b, a] = await Promise.all([
       listener.accept(),

@@ -45,7 +45,7 @@ export const isSanitized = process.env.ASAN_OPTIONS !== undefined;
 export const [deviceA, deviceB] = backends[backend].devices;
 
 /** No single wait takes this long unless it hangs; an emulated VM and the sanitizers are slow. */
-export const DEADLINE_MS = backend === 'model' ? 20_000 : 45_000;
+export const DEADLINE_MS = backend === 'model' && !isSanitized ? 20_000 : 45_000;
 
 /** Everything a peer may be allowed to do, and what that needs. */
 export const ALL_ACCESS =

@@ -1,4 +1,4 @@
-/** The wire of the VM, made to lose packets. */
+/** The wire of the VM, made to lose packets, or to be slow. */
 import { execFileSync } from 'node:child_process';
 
 const ends = ['v0', 'v1'];
@@ -10,6 +10,11 @@ export function lose(percent: number): void {
     if (percent > 0) tc('qdisc', 'replace', 'dev', end, 'root', 'netem', 'loss', `${percent}%`);
     else if (losses(end).length > 0) tc('qdisc', 'del', 'dev', end, 'root');
   }
+}
+
+/** Makes each packet take so many milliseconds more, in both directions; `lose(0)` undoes it. */
+export function slow(milliseconds: number): void {
+  for (const end of ends) tc('qdisc', 'replace', 'dev', end, 'root', 'netem', 'delay', `${milliseconds}ms`);
 }
 
 /** How many packets it has lost since it was last told to. */

@@ -332,6 +332,26 @@ describe('messages', () => {
     b.endpoint.qp.sendCq.close();
   });
 
+  it('say that the peer has died, whichever frame was the first that it did not take', async () => {
+    for (const isControl of [false, true]) {
+      const how = { keepAliveMs: 0 };
+      const [a, b] = await opened({ bufferBytes: 256, buffers: 4 }, {}, { a: how, b: how });
+      await within(Promise.all(['x', 'y'].map((text) => b.send(Buffer.from(text)))), 'two messages');
+      const got = [await a.receive(), await a.receive()];
+      b.endpoint.qp.close();
+      // Two of four buffers are given back by a frame of their own.
+      if (isControl) for (const message of got) message!.release();
+      const sent = rejection(a.send(Buffer.from('late')));
+      const end = await within(a.closed, 'the end');
+      expect(end).toMatchObject({ name: 'WorkCompletionError', statusName: 'RETRY_EXC_ERR' });
+      expect(await within(sent, 'the message')).toBe(end);
+      if (!isControl) for (const message of got) message!.release();
+      b.destroy();
+      await closeBoth(a, b);
+      b.endpoint.qp.sendCq.close();
+    }
+  });
+
   it('notice a peer that is dead when nobody sends', async () => {
     const [a, b] = await opened({}, {}, { a: { keepAliveMs: 50 }, b: { keepAliveMs: 0 } });
     const waiting = a.receive().catch((error) => error);
@@ -353,6 +373,11 @@ describe('messages', () => {
       abort.abort(reason);
       expect(await within(opening, 'the end')).toEqual([reason]);
       await b.close();
+      // Before they are begun with, too.
+      const [c, d] = await ends.connect();
+      expect(await Messages.open(c, { signal: abort.signal }).catch((error: unknown) => [error])).toEqual([reason]);
+      expect(c.qp.closed).toBe(true);
+      await d.close();
     }
   });
 

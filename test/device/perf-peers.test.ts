@@ -56,6 +56,23 @@ describe('a client of perf', () => {
     );
   });
 
+  itFast('gives the reason of its signal, whenever that comes', async () => {
+    const reason = new Error('enough');
+    await withPeer(
+      () => {},
+      async (port) => {
+        for (const turns of [0, 1, 2, 5, 20, 100]) {
+          const abort = new AbortController();
+          const running = runPerfClient(client(port, { signal: abort.signal }));
+          running.catch(() => {});
+          for (let i = 0; i < turns; i++) await new Promise((resolve) => setImmediate(resolve));
+          abort.abort(reason);
+          await expect(within(running, 'the client')).rejects.toBe(reason);
+        }
+      },
+    );
+  });
+
   itFast('says that the server has left', async () => {
     await withPeer(
       (socket) => socket.end(),
@@ -115,7 +132,8 @@ describe('a side that leaves in the middle of a measurement', () => {
   // The other waits for messages that do not come any more, or its requests fail, before or after it hears of it.
   itFast.each(cases)('is told by both sides: $leaver, $test, events: $events', async ({ test, events, leaver }) => {
     const abort = new AbortController();
-    const signals = { client: signal(), server: signal(), [leaver]: abort.signal };
+    const endless = new AbortController().signal;
+    const signals = { client: endless, server: endless, [leaver]: abort.signal };
     let measured: Promise<unknown> | undefined;
     const running = runPerfServer({ ...server(test, signals.server), events }, (port) => {
       const options = { test, events, sizes: [8], iters: undefined, seconds: 1000, signal: signals.client };

@@ -59,8 +59,8 @@ describeCm('ping()', () => {
 
   it('counts what a listener does not answer as lost, and ends by its signal in the middle of a wait', async () => {
     await using listener = await listen({ port: 0, host: addressB });
-    const results = await pinged({ port: listener.port, count: 2, timeoutMs: 500 });
-    expect(answers(results)).toEqual([1, 2].map((seq) => [seq, 'none', deviceA, 'no answer within 500 ms']));
+    const results = await pinged({ port: listener.port, count: 2, timeoutMs: 2000 });
+    expect(answers(results)).toEqual([1, 2].map((seq) => [seq, 'none', deviceA, 'no answer within 2000 ms']));
     expect(summarizePings(results)).toMatchObject({ sent: 2, received: 0, lossPercent: 100, min: undefined });
     const abort = new AbortController();
     const ended = pinged({ port: listener.port, count: undefined, signal: abort.signal });

@@ -302,6 +302,24 @@ describe('calls', () => {
     await expect(b.call('add' as never, null as never)).rejects.toBeInstanceOf(RdmaClosedError);
   });
 
+  it('reject when the peer closes in order, those that wait for their turn and those that come later, too', async () => {
+    const waits: ((text: string) => void)[] = [];
+    const [a, b] = await opened(storeOf(new Map(), waits));
+    const codes = (count: number) =>
+      Promise.all(Array.from({ length: count }, () => a.call('wait', null).catch((error) => error.code)));
+    // Four of them are begun.
+    const calls = codes(6);
+    await until(() => waits.length === 4, 'four calls');
+    const closing = b.close();
+    expect(await within(calls, 'all')).toEqual(Array(6).fill('ERR_RDMA_CLOSED'));
+    expect(await within(codes(1), 'a later one')).toEqual(['ERR_RDMA_CLOSED']);
+    expect(a.pending).toBe(0);
+    // This side has nothing to say any more, so that the other need not wait for it.
+    await within(closing, 'the close of the peer');
+    expect(await within(a.closed, 'the end')).toBeUndefined();
+    await closeBoth(a, b);
+  });
+
   it('end with a peer that does not keep to the protocol', { timeout: 200_000 }, async () => {
     const head = (type: number, id: number, json = '', flag = 0) => {
       const bytes = Buffer.concat([Buffer.of(type, flag, 0, 0, 0, 0, 0, 0), Buffer.from(json)]);

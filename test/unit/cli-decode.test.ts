@@ -257,6 +257,10 @@ describe('node-rdma capture', () => {
     const { code, stdout } = await command(['capture', 'eth0', '--duration', '0.2505', '--show', 'flows'], { env });
     expect(stdout).toContain('324 RoCE packets in 22 flows');
     expect(code).toBe(0);
+    // Which does not run before tcpdump has begun.
+    const late = { PATH: programs(`sleep 0.3; cat '${fixture('roce-small.pcap')}'; exec sleep 1000`) };
+    const begun = await command(['capture', 'eth0', '--duration', '0.2', '--show', 'flows'], { env: late });
+    expect([begun.code, begun.stdout]).toEqual([0, expect.stringContaining('324 RoCE packets in 22 flows')]);
     const endless = await command(['capture', 'eth0', '--duration', '2147484'], { env });
     expect([endless.code, endless.stderr]).toEqual([2, expect.stringContaining('Up to 2147483 seconds.')]);
   });
