@@ -41,7 +41,7 @@ export interface Totals {
   others: number;
   /** RoCE that cannot be read. */
   malformed: number;
-  badIcrc: number;
+  badIcrc: number | null;
 }
 
 /** Reads a capture and shows it, then its flows. */
@@ -112,7 +112,7 @@ export async function showPackets(
 
 class Shower {
   readonly lines = new LineWriter();
-  readonly totals: Totals = { packets: 0, others: 0, malformed: 0, badIcrc: 0 };
+  readonly totals: Totals;
   readonly #flags: PacketFlags;
   readonly #view = new PacketView();
   readonly #text = new PacketLines();
@@ -124,6 +124,8 @@ class Shower {
 
   constructor(flags: PacketFlags) {
     this.#flags = flags;
+    // Checked where packets are shown, and not where only flows are.
+    this.totals = { packets: 0, others: 0, malformed: 0, badIcrc: flags.show === 'packets' ? 0 : null };
     const onEvent = (event: FlowEvent) => this.#event(event);
     this.#tracker = new FlowTracker(flags.show === 'events' ? { onEvent } : {});
   }
@@ -141,7 +143,7 @@ class Shower {
     this.#tracker.add(timestamp, view);
     if (show !== 'packets') return;
     const { icrcOk } = view;
-    if (icrcOk === false) this.totals.badIcrc++;
+    if (icrcOk === false) this.totals.badIcrc = (this.totals.badIcrc ?? 0) + 1;
     if (json) this.lines.add(this.#text.json(view, icrcOk, this.#stamp(timestamp)));
     else this.lines.add(`${this.#time(timestamp)} ${this.#text.describe(view, icrcOk)}`);
   }
@@ -214,7 +216,7 @@ class Shower {
     }
     const { packets, others, malformed, badIcrc } = this.totals;
     for (const flow of flows) print(flowText(flow));
-    const icrc = badIcrc > 0 ? `, ${badIcrc} with a bad ICRC` : '';
+    const icrc = badIcrc ? `, ${badIcrc} with a bad ICRC` : '';
     const seen = `${counted(packets, 'RoCE packet')} in ${counted(flows.length, 'flow')}${icrc}`;
     print(`${seen}; ${counted(others, 'other')}, ${malformed} cannot be read`);
   }

@@ -1,10 +1,10 @@
-import { writeFile } from 'node:fs/promises';
+import { open, writeFile } from 'node:fs/promises';
 import { Argument, type Command, Option } from 'commander';
 import { counted } from '../inspect.ts';
 import type { Bandwidth, Latency } from '../perf/measure.ts';
 import { type PerfContext, type PerfTest, perfTests, runPerfClient, runPerfServer } from '../perf/perf.ts';
 import { drawPage, type Section } from '../plot/chart.ts';
-import { bytes, positive, run, subcommand, whole } from './frame.ts';
+import { bytes, Complaint, Exit, positive, run, subcommand, whole } from './frame.ts';
 import { colour, print, printJson, printRows, rounded } from './output.ts';
 
 interface Flags {
@@ -36,7 +36,7 @@ export function perfCommand(): Command {
     .option('-d, --ib-dev <name>', 'device (default: NODE_RDMA_DEVICE, else the first that is active)')
     .option('-i, --ib-port <number>', 'its port', whole(1, 255), 1)
     .option('-x, --gid-index <index>', 'GID of this side (default: as node-rdma gids says)', whole(0, 255))
-    .option('-R, --tclass <number>', 'traffic class of the packets', whole(0, 255))
+    .option('--tclass <number>', 'traffic class of the packets', whole(0, 255))
     .addOption(
       new Option('-m, --mtu <bytes>', 'of the path (default: as large as the ports allow)').choices([
         '256',
@@ -62,7 +62,7 @@ export function perfCommand(): Command {
     .option('-t, --tx-depth <count>', 'messages in flight of each', whole(1, 32_768), 128)
     .option('-r, --rx-depth <count>', 'receives of each that wait', whole(2, 32_768), 512)
     .option('-e, --events', 'sleep until there are completions, instead of polling')
-    .option('-H, --histogram', 'show how latencies are spread')
+    .option('-H, --histogram', 'show how latencies are spread, as bars')
     .option('--json', 'as an object')
     .option('--html <file>', 'write a page with charts, which needs nothing else')
     .action((test: PerfTest, host: string | undefined, flags: Flags) =>
@@ -82,9 +82,25 @@ async function serve(test: PerfTest, flags: Flags, signal: AbortSignal): Promise
   });
 }
 
+/** What is not measured is refused, and not left out. @throws Complaint */
+function check(test: PerfTest, { size, all, maxSize, qp, events, histogram }: Flags): void {
+  const isLatency = test.endsWith('-lat');
+  const wrong: [isWrong: boolean, why: string][] = [
+    [isLatency && qp > 1, '--qp is for bandwidth: latency is that of one queue pair'],
+    [!isLatency && histogram === true, '--histogram is of latencies'],
+    [test === 'write-lat' && events === true, 'write-lat looks at memory: there are no --events to wait for'],
+    [test.startsWith('atomic') && (all === true || (size ?? 8) !== 8), 'atomics have 8 bytes'],
+    [size === 0, '--size is 1 at the least'],
+    [all === true && maxSize < 2, '--all begins with 2 bytes, so --max-size is 2 at the least'],
+  ];
+  for (const [isWrong, why] of wrong) {
+    if (isWrong) throw new Complaint(`${why} (--help tells how it is used)`, Exit.USAGE);
+  }
+}
+
 function sizesOf(test: PerfTest, { size, all, maxSize }: Flags): number[] {
   if (test.startsWith('atomic')) return [8];
-  if (!all) return [Math.max(1, size ?? (test.endsWith('-bw') ? 65_536 : 2))];
+  if (!all) return [size ?? (test.endsWith('-bw') ? 65_536 : 2)];
   const sizes: number[] = [];
   for (let bytes = 2; bytes <= maxSize; bytes *= 2) sizes.push(bytes);
   return sizes;
@@ -93,12 +109,23 @@ function sizesOf(test: PerfTest, { size, all, maxSize }: Flags): number[] {
 const isLatency = (result: Bandwidth | Latency): result is Latency => 'typical' in result;
 
 async function measure(test: PerfTest, host: string, flags: Flags, signal: AbortSignal): Promise<void> {
+  check(test, flags);
+  // A file that cannot be written is better known before a sweep than behind it.
+  if (flags.html !== undefined) await (await open(flags.html, 'a')).close();
   const sizes = sizesOf(test, flags);
   const isBandwidth = test.endsWith('-bw');
   let printRow: ((row: readonly string[]) => void) | undefined;
   let context: PerfContext | undefined;
   let done = 0;
-  const results = await runPerfClient({
+  const results: (Bandwidth | Latency)[] = [];
+  // What was measured before an error, or before Ctrl-C, is worth showing.
+  const conclude = async () => {
+    if (context === undefined || results.length === 0) return;
+    if (flags.json) printJson({ test, host, context, results: results.map(toNanoseconds) });
+    else if (flags.histogram) for (const result of results.filter(isLatency)) showHistogram(result);
+    if (flags.html !== undefined) await writeFile(flags.html, page(test, context, results));
+  };
+  const measuring = runPerfClient({
     ...common(test, flags, signal),
     ...{ host, sizes, seconds: flags.duration, qps: flags.qp, txDepth: flags.txDepth, rxDepth: flags.rxDepth },
     iters: flags.duration === undefined ? (flags.iters ?? (isBandwidth ? 5000 : 1000)) : undefined,
@@ -107,15 +134,14 @@ async function measure(test: PerfTest, host: string, flags: Flags, signal: Abort
       if (!flags.json) print(`# ${contextText(test, connected)}`);
     },
     onResult: (result) => {
+      results.push(result);
       progress(sizes.length, sizes.length);
       printRow ??= flags.json ? () => {} : printRows(columns(isBandwidth));
       printRow(row(result));
       progress(++done, sizes.length);
     },
   });
-  if (flags.json) printJson({ test, host, context, results: results.map(toNanoseconds) });
-  else if (flags.histogram) for (const result of results.filter(isLatency)) showHistogram(result);
-  if (flags.html !== undefined) await writeFile(flags.html, page(test, context!, results));
+  await measuring.finally(conclude);
 }
 
 /** What was measured with, in a line. */

@@ -106,26 +106,28 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
   const { test, host, port, signal, sizes, iters, seconds, qps, txDepth, rxDepth, events, onResult } = options;
   if (test === 'write-lat' && events) throw perfError('write-lat looks at memory: there are no events to wait for');
   const setup = {
-    ...{ qps: isLatency(test) ? 1 : qps, txDepth, rxDepth, maxSize: Math.max(8, ...sizes) },
-    inline: isPingPong(test) ? INLINE : 0,
+    // Of latency one message is in flight.
+    ...(isLatency(test) ? { qps: 1, txDepth: 1 } : { qps, txDepth }),
+    ...{ rxDepth, maxSize: Math.max(8, ...sizes), inline: isPingPong(test) ? INLINE : 0 },
   };
-  const control = new Control(await connectTo(host, port, signal));
-  let context: Context | undefined;
+  const context = open(options);
+  let control: Control | undefined;
   try {
-    context = openDevice(options.device);
+    control = new Control(await connectTo(host, port, signal));
     const side = new Side(context, setup, connectOptions(options));
     control.send({ protocol: PROTOCOL, test, ...setup, ...side.address });
     await side.connect(await control.first<PerfAddress>());
     control.send({ connected: true });
     const { gidIndex, gid } = side.gid;
     const here = { device: context.name, portNum: options.portNum, gidIndex, gid, mtu: side.mtu };
-    options.onConnected?.({ host, ...here, qps: setup.qps, txDepth, transport: 'RC' });
+    options.onConnected?.({ host, ...here, qps: setup.qps, txDepth: setup.txDepth, transport: 'RC' });
     const results: (Bandwidth | Latency)[] = [];
     for (const size of sizes) {
       control.send({ size });
       await control.receive();
       const { result, answer } = await play<Bandwidth | Latency>(control, (over) => {
-        const turn: Turn = { verb: verbOf(test), size, iters, seconds, txDepth, events, signal, over };
+        const depth = setup.txDepth;
+        const turn: Turn = { verb: verbOf(test), size, iters, seconds, txDepth: depth, events, signal, over };
         return isLatency(test) ? roundTrips(side, turn) : streamOut(side, turn);
       });
       results.push(result);
@@ -138,11 +140,11 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
   } catch (error) {
     // The signal ends the connection, too, which may be seen first.
     signal.throwIfAborted();
-    control.send({ error: (error as Error).message });
+    control?.send({ error: (error as Error).message });
     throw error;
   } finally {
-    context?.close({ cascade: true });
-    control.close();
+    context.close({ cascade: true });
+    control?.close();
   }
 }
 
@@ -153,11 +155,9 @@ export async function runPerfClient(options: PerfClientOptions): Promise<(Bandwi
  */
 export async function runPerfServer(options: PerfOptions, onListening: (port: number) => void): Promise<void> {
   const { port, signal } = options;
-  // A device that is not there is better known before anybody connects.
-  const context = openDevice(options.device);
+  const context = open(options);
   let control: Control | undefined;
   try {
-    requireNoIwarp(context);
     control = new Control(await acceptOne(port, signal, onListening));
     await serve(context, control, options);
   } catch (error) {
@@ -168,6 +168,19 @@ export async function runPerfServer(options: PerfOptions, onListening: (port: nu
   } finally {
     context.close({ cascade: true });
     control?.close();
+  }
+}
+
+/** The device. What is wrong with it, its port or its GID is better known before anybody connects. */
+function open({ device, portNum, gidIndex }: PerfOptions): Context {
+  const context = openDevice(device);
+  try {
+    requireNoIwarp(context);
+    context.selectGid(portNum, gidIndex === undefined ? {} : { gidIndex });
+    return context;
+  } catch (error) {
+    context.close();
+    throw error;
   }
 }
 

@@ -10,6 +10,8 @@ import { ROCE_V1_ETHERTYPE, ROCE_V2_PORT } from './view.ts';
 // `vlan` shifts what stands behind it, so it comes last.
 const roce = `udp dst port ${ROCE_V2_PORT} or ether proto ${ROCE_V1_ETHERTYPE}`;
 const ROCE_FILTER = `${roce} or (vlan and (${roce}))`;
+// What the kernel hands over of all interfaces at once has no frames, so no tags to ask for.
+const filterOf = (name: string) => (name === 'any' ? roce : ROCE_FILTER);
 
 /** How to capture. */
 export interface InterfaceCaptureOptions {
@@ -45,7 +47,7 @@ export async function* captureInterface(
   options: InterfaceCaptureOptions = {},
 ): AsyncGenerator<Uint8Array, void, undefined> {
   const known = ['signal', 'snapLength', 'filter', 'onMessage'];
-  const { filter = ROCE_FILTER, snapLength = SNAPLEN, onMessage, ...rest } = readOptions(options, 'options', known);
+  const { filter = filterOf(name), snapLength = SNAPLEN, onMessage, ...rest } = readOptions(options, 'options', known);
   const signal = abortSignal(rest.signal, 'options.signal');
   if (!/^[^\s/-][^\s/]*$/.test(string(name, 'name'))) throw valueError(`'${name}' is no name of an interface`);
   integer(snapLength, 'options.snapLength', 1, SNAPLEN);

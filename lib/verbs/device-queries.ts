@@ -118,7 +118,7 @@ export abstract class DeviceQueries extends Resource {
    * @param portNum - from 1
    * @param options - `gidIndex`: this one; default the environment variable NODE_RDMA_GID_INDEX, else by the order.
    *   `netdev`: only those of this network interface
-   * @throws RdmaError ENOENT when there is none, saying what to check
+   * @throws RdmaError ENOENT when there is none, saying what to check; EINVAL when there is no such port
    */
   selectGid(portNum = 1, options: { gidIndex?: number; netdev?: string } = {}): GidEntry {
     const { gidIndex = environmentNumber('NODE_RDMA_GID_INDEX', 255), netdev } = readOptions(options, 'options', [
@@ -136,6 +136,8 @@ export abstract class DeviceQueries extends Resource {
     );
     const chosen = chooseGid(table);
     if (chosen) return chosen;
+    // Throws where there is no such port.
+    this.queryPort(portNum);
     const which = [gidIndex === undefined ? '' : ` at index ${gidIndex}`, netdev === undefined ? '' : ` of ${netdev}`];
     throw new RdmaError(
       'ibv_query_gid_table',

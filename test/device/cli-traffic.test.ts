@@ -6,7 +6,7 @@ import { execFileSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import * as fs from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { serveCopies } from '../../lib/copy/connection.ts';
 import { partName } from '../../lib/copy/folder.ts';
@@ -89,11 +89,13 @@ describe.runIf(isRxe)('on the wire', { timeout: 300_000 }, () => {
 
   it('perf ends by Ctrl-C in the middle, and tells the other side', async () => {
     const port = newPort();
+    const page = join(fs.mkdtempSync(join(tmpdir(), 'rdma-perf-')), 'page.html');
     let client: ReturnType<typeof start> | undefined;
     const more = { portNum: 1, gidIndex: undefined, trafficClass: undefined, mtu: undefined, events: true };
     const signal = AbortSignal.timeout(120_000);
     const served = runPerfServer({ ...more, test: 'write-bw', device: deviceA, port, signal }, () => {
-      client = start(['perf', 'write-bw', '127.0.0.1', '-e', '-a', '-D', '1', '-d', deviceB, '-p', String(port)]);
+      const flags = ['-e', '-a', '-D', '1', '-d', deviceB, '-p', String(port), '--html', page];
+      client = start(['perf', 'write-bw', '127.0.0.1', ...flags]);
     }).then(
       () => undefined,
       (error: Error) => error,
@@ -103,6 +105,23 @@ describe.runIf(isRxe)('on the wire', { timeout: 300_000 }, () => {
     const { code, stderr } = await client!.ended;
     expect([code, stderr]).toEqual([130, '']);
     expect(await served).toMatchObject({ code: 'ERR_PERF', message: 'the peer has closed the connection' });
+    // With what was measured till then.
+    expect(fs.readFileSync(page, 'utf8')).toContain('<td>2</td>');
+    fs.rmSync(dirname(page), { recursive: true });
+  });
+
+  it('capture takes what goes through any interface', async () => {
+    const captured = start(['capture', 'any', '--count', '8', '--json']);
+    let isOver = false;
+    void captured.ended.then(() => {
+      isOver = true;
+    });
+    // When it has begun nobody says.
+    while (!isOver) await ours('write-bw', '-s', '64', '-n', '4');
+    const { code, stdout } = await captured.ended;
+    const packets = stdout.split('\n').filter((line) => line.includes('"type":"packet"'));
+    expect([code, packets.length]).toEqual([0, 8]);
+    expect(stdout).toContain('"opcode":"RC_RDMA_WRITE_ONLY"');
   });
 
   it('pingpong plays with ibv_rc_pingpong, and tells addresses and times in its words', async () => {

@@ -114,9 +114,15 @@ describe('a server of perf', () => {
     });
   });
 
-  itFast('that has no such device says so before anybody connects', async () => {
-    const running = runPerfServer({ ...server(), device: 'nix' }, () => expect.unreachable());
-    await expect(running).rejects.toMatchObject({ code: 'ENODEV' });
+  itFast.each([
+    [{ device: 'nix' }, { code: 'ENODEV' }],
+    [{ portNum: 9 }, { code: 'EINVAL', message: expect.stringContaining('there is no port 9') }],
+    [{ gidIndex: 200 }, { message: expect.stringContaining('200') }],
+  ])('that has no such device, port or GID says so before anybody connects: %j', async (wrong, error) => {
+    const running = runPerfServer({ ...server(), ...wrong }, () => expect.unreachable());
+    await expect(running).rejects.toMatchObject(error);
+    // A client says so, too, and connects to nobody.
+    await expect(runPerfClient(client(1, wrong))).rejects.toMatchObject(error);
   });
 });
 

@@ -134,7 +134,8 @@ describe('perf', () => {
     expect(seen).toEqual(results);
     expect(connected).toMatchObject({
       ...{ host: '127.0.0.1', device: deviceB, portNum: 1, gid: expect.stringContaining(':'), transport: 'RC' },
-      ...{ txDepth: 32, qps: more.qps ?? 1 },
+      // Of latency one message is in flight.
+      ...{ txDepth: test.endsWith('-lat') ? 1 : 32, qps: more.qps ?? 1 },
     });
     return results;
   }
@@ -242,6 +243,25 @@ describe('node-rdma pingpong and perf', () => {
     await started.untilOutput('local address');
     started.child.kill('SIGINT');
     expect(await started.ended).toMatchObject({ code: 130, stderr: '' });
+  });
+
+  itFast.each([
+    ['write-lat', ['-e'], 'write-lat looks at memory'],
+    ['send-lat', ['-q', '2'], '--qp is for bandwidth'],
+    ['send-bw', ['-H'], '--histogram is of latencies'],
+    ['atomic-bw', ['-s', '64'], 'atomics have 8 bytes'],
+    ['atomic-lat', ['-a'], 'atomics have 8 bytes'],
+    ['read-bw', ['-s', '0'], '--size is 1 at the least'],
+    ['read-bw', ['-a', '--max-size', '1'], '--max-size is 2 at the least'],
+  ])('refuse what %s does not measure: %j', async (test, flags, message) => {
+    const { code, stdout, stderr } = await command(['perf', test, '127.0.0.1', '-p', '1', '-d', deviceA, ...flags]);
+    expect([code, stdout, stderr]).toEqual([2, '', expect.stringContaining(message)]);
+  });
+
+  itFast('say that a page cannot be written before they measure', async () => {
+    const page = ['--html', '/nonexistent/page.html'];
+    const { code, stderr } = await command(['perf', 'write-bw', '127.0.0.1', '-p', '1', '-d', deviceA, ...page]);
+    expect([code, stderr]).toEqual([1, expect.stringMatching(/^node-rdma: ENOENT: .*page\.html/)]);
   });
 
   itFast('say that nobody listens', async () => {

@@ -76,6 +76,15 @@ describe('node-rdma decode', () => {
     expect(stdout).toContain(' ackreq BAD ICRC\n');
     expect(stdout).toContain('0.000000000 cannot be read: no such opcode (at byte 42)\n');
     expect(stdout).toContain('1 RoCE packet in 1 flow, 1 with a bad ICRC; 1 other, 1 cannot be read\n');
+    // It is not checked where packets are not shown, and not said to be good.
+    for (const [show, badIcrc] of [
+      ['packets', 1],
+      ['events', null],
+      ['flows', null],
+    ] as const) {
+      const total = jsonLines((await command(['decode', path, '--show', show, '--json'])).stdout).at(-1);
+      expect(total).toEqual({ type: 'total', flows: 1, packets: 1, others: 1, malformed: 1, badIcrc });
+    }
   });
 
   it('gives an object for each packet and flow with --json', async () => {
