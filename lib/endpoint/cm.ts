@@ -267,8 +267,8 @@ export class ConnectionRequest {
    * Accepts it. What goes wrong rejects the peer.
    *
    * @returns the endpoint, when the connection stands
-   * @throws CmError ETIMEDOUT, ECONNREFUSED, ECONNRESET when the peer does not confirm it; Error ETIMEDOUT after
-   *   `timeoutMs`; the signal's reason
+   * @throws CmError ETIMEDOUT, ECONNREFUSED, ECONNRESET when the peer does not confirm it; RdmaError EINVAL when it had
+   *   given up before; Error ETIMEDOUT after `timeoutMs`; the signal's reason
    */
   async accept(options: CmEndpointOptions): Promise<Endpoint> {
     const prepared = prepare(readOptions(options, 'options', endpointOptionNames) as CmEndpointOptions);
