@@ -110,7 +110,8 @@ const run = promisify(execFile);
 async function readEthtool(netdev: string): Promise<Counter[]> {
   try {
     const env = { ...process.env, LC_ALL: 'C', PATH: `${process.env.PATH ?? ''}:/usr/sbin:/sbin` };
-    const { stdout } = await run('ethtool', ['-S', netdev], { env, maxBuffer: 1 << 24, timeout: 10_000 });
+    // Prometheus waits 10 s for all of an answer.
+    const { stdout } = await run('ethtool', ['-S', netdev], { env, maxBuffer: 1 << 24, timeout: 5000 });
     return parseEthtool(stdout);
   } catch {
     // Not installed, an interface without statistics, or a driver that does not answer.

@@ -13,8 +13,8 @@ export type CounterKind = 'traffic' | 'designed' | 'pause' | 'loss' | 'software'
 export interface CounterMeaning {
   /** What it means when it rises. */
   kind: CounterKind;
-  /** What is counted: `'packets'`, `'bytes'`, `'words'` of four bytes, `'microseconds'`, `'events'`. */
-  unit: 'packets' | 'bytes' | 'words' | 'microseconds' | 'events';
+  /** What is counted: `'packets'`, `'bytes'`, `'words'` of four bytes, `'microseconds'`, `'ticks'` of the device, `'events'`. */
+  unit: 'packets' | 'bytes' | 'words' | 'microseconds' | 'ticks' | 'events';
   /** In words. */
   text: string;
 }
@@ -65,7 +65,7 @@ const rows: Row[] = [
     'given up after all retries: the connection broke (RETRY_EXC_ERR)',
   ],
   [/^rx_icrc_encapsulated$/, 'link', 'packets', 'RoCE packets with a bad ICRC'],
-  // The receiver's program.
+  // Programs: the receiver's, which is the peer's where RNR NAKs come, and those with wrong requests.
   [/^out_of_buffer$/, 'software', 'packets', 'dropped, since no receive was posted: post more, or refill earlier'],
   [/^(rnr_nak_retry_err|rcvd_rnr_err)$/, 'software', 'packets', 'RNR NAKs received: the peer had no receive posted'],
   [/^send_rnr_err$/, 'software', 'packets', 'RNR NAKs sent: no receive was posted here'],
@@ -78,7 +78,8 @@ const rows: Row[] = [
   [/^(req|resp)_remote_access_errors$/, 'software', 'events', 'a wrong key, range or right'],
   [/^req_remote_invalid_request$/, 'software', 'events', 'requests that the peer found invalid'],
   [/^resp_local_length_error$/, 'software', 'events', 'a message was longer than its receive'],
-  [/^(req|resp)_cqe_(flush_)?error$/, 'software', 'events', 'completions with an error, or flushed behind one'],
+  [/^(req|resp)_cqe_error$/, 'software', 'events', 'completions with an error, flushed ones among them'],
+  [/^(req|resp)_cqe_flush_error$/, 'traffic', 'events', 'requests flushed: ordinary when a queue pair ends'],
   [/^send_err$/, 'loss', 'packets', 'could not be handed to the network interface'],
   [/^ack_deferred$/, 'traffic', 'events', 'acknowledgements put off to another thread'],
   // Traffic.
@@ -90,7 +91,7 @@ const rows: Row[] = [
   [/^rx_dct_connect$/, 'traffic', 'packets', 'connections of DC'],
   [/^(port_)?(rcv|xmit)_data$/, 'traffic', 'words', 'RDMA data, in units of four bytes'],
   [/^(port_|unicast_|multicast_)(rcv|xmit)_packets$/, 'traffic', 'packets', 'RDMA packets'],
-  [/^port_xmit_wait$/, 'pause', 'events', 'ticks in which data waited and could not be sent: no credits, or paused'],
+  [/^port_xmit_wait$/, 'pause', 'ticks', 'data waited and could not be sent: no credits, or paused'],
   // Pause frames. Global ones have no priority.
   [
     /^rx(_prio\d)?_(global_)?pause(_ctrl_phy)?$/,
@@ -106,7 +107,7 @@ const rows: Row[] = [
   ],
   [/^rx(_prio\d|_global)_pause_duration$/, 'pause', 'microseconds', 'time for which this side was paused'],
   [/^tx(_prio\d|_global)_pause_duration$/, 'pause', 'microseconds', 'time for which this side has paused the switch'],
-  [/^[rt]x_prio\d_pause_transition$/, 'pause', 'events', 'changes from running to paused'],
+  [/^[rt]x(_prio\d|_global)_pause_transition$/, 'pause', 'events', 'changes from paused to running'],
   [
     /^tx_pause_storm_warning_events$/,
     'pause',
@@ -121,6 +122,7 @@ const rows: Row[] = [
   ],
   // Drops of the NIC and of the wire.
   [/^rx_prio\d_buf_discard$/, 'loss', 'packets', 'dropped for want of buffer of this priority: PFC is off or misset'],
+  [/^rx_prio\d_discards$/, 'loss', 'packets', 'dropped for want of buffer on the port, of this priority'],
   [/^rx_prio\d_cong_discard$/, 'loss', 'packets', 'dropped by congestion of this priority'],
   [/^rx_prio\d_marked$/, 'designed', 'packets', 'marked by the NIC on their way in: the host is the bottleneck'],
   [/^rx_discards_phy$/, 'loss', 'packets', 'dropped for want of buffer on the port: PFC is off or misset'],
@@ -131,6 +133,12 @@ const rows: Row[] = [
   [/^port_rcv_errors$|^rx_crc_errors_phy$|^rx_symbol_err_phy$|^symbol_error$/, 'link', 'packets', 'damaged packets'],
   [/^link_(downed|error_recovery)$|^link_down_events_phy$/, 'link', 'events', 'the link went down, or was mended'],
   [/^(port_)?(xmit|rcv)_discards$|^port_xmit_discards$/, 'loss', 'packets', 'dropped by the port'],
+  [
+    /^port_(rcv|xmit)_constraint_errors$/,
+    'loss',
+    'packets',
+    'dropped by the port: not of a partition that it lets pass',
+  ],
   [/^port_rcv_(remote_physical|switch_relay)_errors$/, 'link', 'packets', 'damaged or misrouted elsewhere'],
   [/^(local_link_integrity|excessive_buffer_overrun)_errors$/, 'link', 'events', 'errors of the link'],
   [/^VL15_dropped$/, 'loss', 'packets', 'management packets dropped'],

@@ -26,7 +26,7 @@ function metricOf({ name, source }: Counter): { metric: string; priority: string
 /**
  * Counters in Prometheus' text format. The metric of a counter is `rdma_<source>_<name>_total`, with the labels
  * `device`, `port`, `netdev` and, for those of a priority (`rx_prio3_pause`: `rdma_ethtool_rx_prio_pause_total`),
- * `priority`.
+ * `priority`. Of ethtool's, only those whose meaning is known: others may be no counters.
  *
  * @param ports - as `readCounters()` gives them
  */
@@ -41,6 +41,8 @@ export function formatPrometheus(ports: readonly PortCounters[]): string {
     const port = { device, port: String(portNum), netdev };
     add('rdma_port_info', 'A port of an RDMA device.', { ...port, driver }, 1);
     for (const counter of counters) {
+      // ethtool -S also gives numbers that are no counters, such as the peer_ifindex of a veth.
+      if (counter.source === 'ethtool' && counter.meaning === undefined) continue;
       const { metric, priority } = metricOf(counter);
       const { text = 'No meaning is known.', unit = 'events' } = counter.meaning ?? {};
       const help = `${text[0]!.toUpperCase()}${text.slice(1)} (${unit})`;

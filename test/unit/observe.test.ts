@@ -95,6 +95,13 @@ describe('counterMeaning', () => {
     ['rx_prio3_buf_discard', 'loss'],
     ['rx_discards_phy', 'loss'],
     ['rx_crc_errors_phy', 'link'],
+    ['rx_prio3_discards', 'loss'],
+    ['rx_prio3_pause_transition', 'pause'],
+    ['rx_global_pause_transition', 'pause'],
+    ['port_rcv_constraint_errors', 'loss'],
+    ['port_xmit_constraint_errors', 'loss'],
+    ['resp_cqe_flush_error', 'traffic'],
+    ['resp_cqe_error', 'software'],
     ['rcvd_seq_err', 'loss'],
     ['sent_pkts', 'traffic'],
   ])('knows %s as %s', (name, kind) => expect(counterMeaning(name)?.kind).toBe(kind));
@@ -150,6 +157,24 @@ describe('judgeCounters', () => {
     expect(judged({ rx_prio3_pause: 1, rx_prio3_pause_duration: 10_000 })).toEqual([['warning', 'sustained pauses']]);
   });
 
+  it('takes pauses that this host sends for a host that is too slow, not for congestion control that loses', () => {
+    const slow = [['warning', 'this host pauses its switch']];
+    expect(judged({ tx_prio3_pause: 9 })).toEqual([['note', 'pauses now and then']]);
+    expect(judged({ tx_prio3_pause: 10 })).toEqual(slow);
+    expect(judged({ tx_prio3_pause: 1, tx_prio3_pause_duration: 10_000 })).toEqual(slow);
+    expect(judged({ tx_global_pause: 10 })).toEqual(slow);
+    expect(judged({ tx_pause_storm_warning_events: 1 })).toEqual(slow);
+    expect(judged({ rx_prio3_pause: 10, tx_prio3_pause: 10 })).toEqual([['warning', 'sustained pauses'], ...slow]);
+  });
+
+  it('makes no pauses of the ticks in which data waited', () => {
+    expect(judged({ port_xmit_wait: 1e9 })).toEqual([['note', 'data waited to be sent']]);
+    expect(judged({ port_xmit_wait: 1e9, rx_prio3_pause: 1 })).toEqual([
+      ['note', 'pauses now and then'],
+      ['note', 'data waited to be sent'],
+    ]);
+  });
+
   it('takes sequence errors for drops', () => {
     expect(judged({ out_of_sequence: 1 })).toEqual([['warning', 'packets are lost']]);
     expect(judged({ local_ack_timeout_err: 1 })).toEqual([['warning', 'packets are lost']]);
@@ -157,6 +182,20 @@ describe('judgeCounters', () => {
 
   it('tells programs from the network', () => {
     expect(judged({ out_of_buffer: 1 })).toEqual([['warning', 'a program is at fault']]);
+    expect(judged({ send_rnr_err: 1 })).toEqual([['warning', 'a program is at fault']]);
+  });
+
+  it.each(['rnr_nak_retry_err', 'rcvd_rnr_err', 'req_rnr_retries_exceeded', 'retry_rnr_exceeded_err'])(
+    'takes %s for receives that the peer posts too late',
+    (name) => expect(judged({ [name]: 1 })).toEqual([['warning', "the peer's program posts its receives too late"]]),
+  );
+
+  it('takes requests that are flushed when a queue pair ends for ordinary, not errors beyond them', () => {
+    expect(judged({ resp_cqe_flush_error: 16, req_cqe_flush_error: 1 })).toEqual([]);
+    expect(judged({ resp_cqe_flush_error: 16, resp_cqe_error: 16 })).toEqual([]);
+    const atFault = [['warning', 'a program is at fault']];
+    expect(judged({ resp_cqe_flush_error: 16, resp_cqe_error: 17 })).toEqual(atFault);
+    expect(judged({ resp_cqe_flush_error: 16, req_cqe_error: 1 })).toEqual(atFault);
   });
 });
 
@@ -178,6 +217,16 @@ rdma_ethtool_rx_prio_pause_total{device="mlx5_0",port="1",netdev="eth0",priority
 rdma_ethtool_rx_prio_pause_total{device="mlx5_0",port="1",netdev="eth0",priority="4"} 2
 `,
     );
+  });
+
+  it('leaves out numbers of ethtool whose meaning is not known, which may be no counters', () => {
+    const port = at(0, { vendor_secret: 8 });
+    const text = formatPrometheus([
+      { ...port, counters: [...port.counters, ...parseEthtool('     peer_ifindex: 2\n     tx_discards_phy: 0\n')] },
+    ]);
+    expect(text).toContain('rdma_hw_vendor_secret_total{device="mlx5_0",port="1",netdev="eth0"} 8\n');
+    expect(text).toContain('rdma_ethtool_tx_discards_phy_total{device="mlx5_0",port="1",netdev="eth0"} 0\n');
+    expect(text).not.toContain('peer_ifindex');
   });
 
   const help = (name: string) => {
