@@ -257,21 +257,54 @@ describe('createExporter', () => {
 describe('the files for Prometheus and Grafana', () => {
   const read = (name: string) => readFileSync(new URL(`../../docs/${name}`, import.meta.url), 'utf8');
 
-  /** Whether a metric is one that counters of this name give. */
-  function isKnown(metric: string): boolean {
-    if (metric === 'rdma_port_info') return true;
-    const [, source, name] = /^rdma_(hw|port|ethtool)_(.+)_total$/.exec(metric) ?? [];
-    if (source === undefined || counterMeaning(name!.replace('_prio_', '_prio3_')) === undefined) return false;
-    // ethtool's are of the physical port and of priorities; the standard ones of a port are those of InfiniBand.
-    const isEthtool = /_phy$|_prio_|_pause_storm_/.test(name!);
-    const isStandard = /^(port_|symbol_error$|link_)/.test(name!);
-    return source === (isEthtool ? 'ethtool' : isStandard ? 'port' : 'hw');
-  }
+  // What mlx5_ib, rdma_rxe, the kernel for a port, and mlx5_core for its interface have.
+  const names = {
+    hw: `duplicate_request implied_nak_seq_err local_ack_timeout_err np_cnp_sent np_ecn_marked_roce_packets out_of_buffer
+      out_of_sequence packet_seq_err req_cqe_error req_cqe_flush_error req_remote_access_errors req_remote_invalid_request
+      req_rnr_retries_exceeded req_transport_retries_exceeded resp_cqe_error resp_cqe_flush_error resp_local_length_error
+      resp_remote_access_errors rnr_nak_retry_err roce_adp_retrans roce_adp_retrans_to roce_slow_restart
+      roce_slow_restart_cnps roce_slow_restart_trans rp_cnp_handled rp_cnp_ignored rx_atomic_requests rx_dct_connect
+      rx_icrc_encapsulated rx_read_requests rx_write_requests
+      ack_deferred completer_retry_err link_downed out_of_seq_request rcvd_pkts rcvd_rnr_err rcvd_seq_err rdma_recvs
+      rdma_sends retry_exceeded_err retry_rnr_exceeded_err send_err send_rnr_err sent_pkts`,
+    port: `VL15_dropped excessive_buffer_overrun_errors link_downed link_error_recovery local_link_integrity_errors
+      multicast_rcv_packets multicast_xmit_packets port_rcv_constraint_errors port_rcv_data port_rcv_errors
+      port_rcv_packets port_rcv_remote_physical_errors port_rcv_switch_relay_errors port_xmit_constraint_errors
+      port_xmit_data port_xmit_discards port_xmit_packets port_xmit_wait symbol_error unicast_rcv_packets
+      unicast_xmit_packets`,
+    ethtool: `link_down_events_phy rx_crc_errors_phy rx_discards_phy rx_out_of_buffer rx_pause_ctrl_phy rx_symbol_err_phy
+      tx_discards_phy tx_pause_ctrl_phy tx_pause_storm_error_events tx_pause_storm_warning_events rx_global_pause
+      rx_global_pause_duration rx_global_pause_transition tx_global_pause tx_global_pause_duration rx_prio3_buf_discard
+      rx_prio3_bytes rx_prio3_cong_discard rx_prio3_discards rx_prio3_marked rx_prio3_packets rx_prio3_pause
+      rx_prio3_pause_duration rx_prio3_pause_transition tx_prio3_bytes tx_prio3_packets tx_prio3_pause
+      tx_prio3_pause_duration`,
+  };
+  const counters = Object.entries(names).flatMap(([source, text]) =>
+    text.split(/\s+/).map((name) => ({
+      ...{ name, source: source as keyof typeof names, value: 0n },
+      meaning: counterMeaning(name),
+    })),
+  );
 
-  it.each(['alerts.yml', 'grafana-dashboard.json'])('%s asks for metrics that there are', (name) => {
-    const metrics = [...read(`prometheus/${name}`).matchAll(/\brdma_[a-z0-9_]+/g)].map(([metric]) => metric);
+  it('all counters of the drivers have a meaning', () => {
+    expect(counters.filter(({ meaning }) => meaning === undefined).map(({ name }) => name)).toEqual([]);
+  });
+
+  it.each(['alerts.yml', 'alerts.test.yml', 'grafana-dashboard.json'])('%s asks for metrics that there are', (name) => {
+    const given = new Set(formatPrometheus([{ ...at(0, {}), counters }]).match(/^rdma_\w+/gm));
+    const metrics = read(`prometheus/${name}`).match(/\brdma_[a-z0-9_]+/g) ?? [];
     expect(metrics.length).toBeGreaterThan(8);
-    expect(metrics.filter((metric) => !isKnown(metric))).toEqual([]);
+    expect(metrics.filter((metric) => !given.has(metric))).toEqual([]);
+  });
+
+  it('each alert has tests of firing and of silence', () => {
+    const alerts = [...read('prometheus/alerts.yml').matchAll(/- alert: (\w+)/g)].map(([, alert]) => alert!);
+    const tests = read('prometheus/alerts.test.yml').split('\n');
+    expect(alerts.length).toBeGreaterThan(8);
+    for (const alert of alerts) {
+      expect(tests).toContainEqual(expect.stringMatching(`- name: ${alert} fires`));
+      expect(tests).toContainEqual(expect.stringMatching(`- name: ${alert} is silent`));
+    }
   });
 
   it('the dashboard is JSON with a panel for each concern', () => {
