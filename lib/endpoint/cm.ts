@@ -405,8 +405,8 @@ async function join(
   } catch (error) {
     qp.close();
     qp.sendCq.close();
-    // What failed then did so for that.
-    throw state.early === undefined ? error : reasonOf(state.early);
+    // What the kernel refuses then, it refuses for that.
+    throw state.early !== undefined && error instanceof RdmaError ? reasonOf(state.early) : error;
   }
   state.isConnected = true;
   if (state.early !== undefined) ended(state.early);
