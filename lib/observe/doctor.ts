@@ -1,9 +1,11 @@
 /** Everything that commonly goes wrong: what `diagnose()` finds, and what the ports and the network around them tell. */
-import { execFile } from 'node:child_process';
 import { join } from 'node:path';
-import { promisify } from 'node:util';
 import { type Diagnosis, diagnose, type Finding } from '../diagnose.ts';
+import { GidType } from '../native/constants.gen.ts';
 import { chooseGid, gidReason } from '../verbs/gid.ts';
+import { firewallFinding } from './firewall.ts';
+import { isMapped } from './packet-rules.ts';
+import { output } from './program.ts';
 import { readSysfsDevices, readText, type SysfsPort, sysfsFolder } from './sysfs.ts';
 
 const ok = (name: string, detail: string): Finding => ({ name, ok: true, level: 'ok', detail });
@@ -25,9 +27,15 @@ export async function examine(): Promise<Diagnosis> {
   );
   for (const { device, isIwarp, port } of ports)
     findings.push(...portFindings(device, isIwarp, port), ...(await qosFindings(device, port)));
-  if (ports.length > 0) findings.push(...namespaceFindings(), ...(await firewallFindings()));
+  if (ports.length > 0) findings.push(...namespaceFindings());
+  const roce = ports.filter(({ isIwarp, port }) => isRoce(isIwarp, port));
+  const chosen = roce.flatMap(({ port }) => chooseGid(port.gids) ?? []);
+  if (roce.length > 0)
+    findings.push(await firewallFinding(chosen.filter(({ gidType }) => gidType === GidType.ROCE_V2)));
   return { ok: !findings.some(({ level }) => level === 'error'), findings };
 }
+
+const isRoce = (isIwarp: boolean, port: SysfsPort) => !isIwarp && port.linkLayer === 'Ethernet';
 
 function portFindings(device: string, isIwarp: boolean, port: SysfsPort): Finding[] {
   const title = `${device}/${port.portNum}`;
@@ -41,7 +49,7 @@ function portFindings(device: string, isIwarp: boolean, port: SysfsPort): Findin
     );
   }
   if (isIwarp) findings.push(ok(`${title} addresses`, 'iWARP: those of its network interface; GIDs play no part'));
-  if (isIwarp || port.linkLayer !== 'Ethernet') return findings;
+  if (!isRoce(isIwarp, port)) return findings;
   const chosen = chooseGid(port.gids);
   if (chosen === undefined) {
     findings.push(
@@ -53,7 +61,7 @@ function portFindings(device: string, isIwarp: boolean, port: SysfsPort): Findin
     );
   } else {
     const detail = `${port.gids.length}; index ${chosen.gidIndex} (${chosen.gid}) would be chosen: ${gidReason(port.gids, chosen)}`;
-    const isRoutable = chosen.gid.startsWith('::ffff:') || !chosen.gid.startsWith('fe80:');
+    const isRoutable = isMapped(chosen.gid) || !chosen.gid.startsWith('fe80:');
     findings.push(
       isRoutable
         ? ok(`${title} GIDs`, detail)
@@ -82,18 +90,6 @@ function mtuFindings(title: string, netdev: string): Finding[] {
   return [
     warning(`${title} MTU`, `${detail}; 4096 need 4200 on all hosts and switches`, `ip link set ${netdev} mtu 4200`),
   ];
-}
-
-const run = promisify(execFile);
-
-async function output(program: string, ...args: string[]): Promise<string | undefined> {
-  try {
-    const env = { ...process.env, LC_ALL: 'C', PATH: `${process.env.PATH ?? ''}:/usr/sbin:/sbin` };
-    return (await run(program, args, { env, timeout: 10_000 })).stdout;
-  } catch {
-    // Not installed, not allowed, or not supported: nothing is known then.
-    return undefined;
-  }
 }
 
 async function qosFindings(device: string, port: SysfsPort): Promise<Finding[]> {
@@ -141,26 +137,6 @@ function namespaceFindings(): Finding[] {
     ok(
       'network namespaces',
       'exclusive: a device is seen from its own only ("rdma dev set NAME netns NETNS" moves it)',
-    ),
-  ];
-}
-
-async function firewallFindings(): Promise<Finding[]> {
-  const title = 'firewall';
-  const nft = await output('nft', 'list', 'ruleset');
-  const text = nft ?? (await output('iptables', '-S'));
-  if (text === undefined) return [];
-  const drops = /hook input .*policy drop|^-P INPUT (DROP|REJECT)/m.test(text) || /\b(reject|drop)\b/i.test(text);
-  if (!drops || /\b4791\b/.test(text)) return [ok(title, 'nothing that drops UDP port 4791 was found')];
-  const fix =
-    nft === undefined
-      ? 'iptables -I INPUT -p udp --dport 4791 -j ACCEPT'
-      : 'nft insert rule inet filter input udp dport 4791 accept';
-  return [
-    warning(
-      title,
-      'there are rules that drop, and none for UDP port 4791, which Soft-RoCE needs (a RoCE NIC bypasses them)',
-      fix,
     ),
   ];
 }

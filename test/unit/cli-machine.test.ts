@@ -188,7 +188,7 @@ describe('node-rdma topo', () => {
 
 describe('node-rdma doctor', () => {
   const quiet = () => {
-    for (const name of ['dcb', 'nft', 'iptables']) program(name, 'exit 1');
+    for (const name of ['dcb', 'nft', 'iptables', 'ip6tables']) program(name, 'exit 1');
   };
 
   async function findings(): Promise<Record<string, { level: string; detail: string; fix?: string }>> {
@@ -209,10 +209,8 @@ describe('node-rdma doctor', () => {
       'dcb',
       'echo "pfc-cap 8 macsec-bypass off delay 0"; echo "prio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off"',
     );
-    program(
-      'nft',
-      'echo "table inet filter { chain input { type filter hook input priority filter; policy accept; } }"',
-    );
+    program('nft', `echo '{"nftables": [{"metainfo": {"version": "1.0.6", "json_schema_version": 1}}]}'`);
+    program('iptables', 'exit 1');
     const found = await findings();
     expect(found['mlx5_0/1 link']).toMatchObject({ level: 'ok' });
     expect(found['mlx5_0/1 GIDs']).toMatchObject({
@@ -229,7 +227,8 @@ describe('node-rdma doctor', () => {
     });
     expect(found['mlx5_0/1 ECN']).toMatchObject({ level: 'ok' });
     expect(found['network namespaces']).toMatchObject({ level: 'ok' });
-    expect(found.firewall).toMatchObject({ level: 'ok' });
+    expect(found.firewall).toMatchObject({ level: 'ok', detail: 'nothing that drops UDP port 4791 was found' });
+    expect(calls()).toEqual(['dcb pfc show dev ens1', 'nft -j list ruleset', 'iptables -S']);
   });
 
   it('has no advice of RoCE for iWARP', async () => {
@@ -239,7 +238,7 @@ describe('node-rdma doctor', () => {
     quiet();
     const found = await findings();
     expect(found['siw0/1 addresses']).toMatchObject({ level: 'ok', detail: expect.stringContaining('iWARP') });
-    expect(Object.keys(found).filter((name) => /^siw0.*(GIDs|MTU)/.test(name))).toEqual([]);
+    expect(Object.keys(found).filter((name) => /^siw0.*(GIDs|MTU)|firewall/.test(name))).toEqual([]);
   });
 
   it('names what is wrong, each with the line to type', async () => {
@@ -260,11 +259,14 @@ describe('node-rdma doctor', () => {
     expect(found.firewall).toMatchObject({ level: 'warning', fix: 'iptables -I INPUT -p udp --dport 4791 -j ACCEPT' });
   });
 
-  it('takes a rule for the port of RoCE for good', async () => {
+  it('takes a rule for the port of RoCE for good, and one that drops it not', async () => {
     port('mlx5_0');
     quiet();
-    program('iptables', 'echo "-P INPUT DROP"; echo "-A INPUT -p udp --dport 4791 -j ACCEPT"');
+    expect((await findings()).firewall).toMatchObject({ level: 'ok', detail: expect.stringContaining('run as root') });
+    program('iptables', 'echo "-P INPUT DROP"; echo "-A INPUT -p udp -m udp --dport 4791 -j ACCEPT"');
     expect((await findings()).firewall).toMatchObject({ level: 'ok' });
+    program('iptables', 'echo "-P INPUT ACCEPT"; echo "-A INPUT -p udp -m udp --dport 4791 -j DROP"');
+    expect((await findings()).firewall).toMatchObject({ level: 'warning' });
   });
 
   it('says with its exit code that RDMA cannot be used, and shows the lines', async () => {
