@@ -4,6 +4,7 @@ import { type Diagnosis, diagnose, type Finding } from '../diagnose.ts';
 import { GidType } from '../native/constants.gen.ts';
 import { chooseGid, gidReason } from '../verbs/gid.ts';
 import { firewallFinding } from './firewall.ts';
+import { mtuFinding, readMtus } from './mtu.ts';
 import { isMapped } from './packet-rules.ts';
 import { output } from './program.ts';
 import { readSysfsDevices, readText, type SysfsPort, sysfsFolder } from './sysfs.ts';
@@ -16,7 +17,8 @@ const warning = (name: string, detail: string, fix?: string): Finding => ({
 
 /**
  * Looks at everything: what `diagnose()` looks at, and of each port its state, its GIDs and which would be chosen, its MTU against that
- * of its network interface, PFC and ECN where they can be seen; the network namespaces of RDMA, and the firewall.
+ * of its network interface, PFC and ECN where they can be seen; the network namespaces of RDMA, and the firewall. Devices are opened for
+ * a moment, where that can be done.
  *
  * @returns the findings, in the order in which things build on each other
  */
@@ -72,24 +74,13 @@ function portFindings(device: string, isIwarp: boolean, port: SysfsPort): Findin
           ),
     );
   }
-  if (netdev != null) findings.push(...mtuFindings(title, netdev));
+  const used = chosen?.netdev ?? netdev;
+  const mtu = used == null ? 0 : Number(readText(join(sysfsFolder(), 'class/net', used, 'mtu')));
+  if (used != null && mtu > 0) {
+    const isIpv4 = chosen !== undefined && isMapped(chosen.gid);
+    findings.push(mtuFinding(title, { name: used, mtu }, isIpv4, readMtus(device, port.portNum)));
+  }
   return findings;
-}
-
-// RoCE v2 over IPv6 with every header: what an MTU of RDMA takes of an interface's.
-const HEADERS = 104;
-const mtus = [4096, 2048, 1024, 512, 256];
-
-function mtuFindings(title: string, netdev: string): Finding[] {
-  const mtu = Number(readText(join(sysfsFolder(), 'class/net', netdev, 'mtu')));
-  if (!(mtu > 0)) return [];
-  const rdma = mtus.find((size) => size + HEADERS <= mtu) ?? 256;
-  const detail = `${netdev} has ${mtu}, so packets of RDMA carry ${rdma} bytes`;
-  if (rdma === 4096) return [ok(`${title} MTU`, detail)];
-  // Small packets cost speed and nothing else; all of a network must agree.
-  return [
-    warning(`${title} MTU`, `${detail}; 4096 need 4200 on all hosts and switches`, `ip link set ${netdev} mtu 4200`),
-  ];
 }
 
 async function qosFindings(device: string, port: SysfsPort): Promise<Finding[]> {

@@ -134,7 +134,7 @@ describe.runIf(isRxe)('node-rdma on a wire', () => {
     ip('link', 'add', 'soft0', 'type', 'dummy');
     try {
       ip('address', 'add', '10.79.0.1/24', 'dev', 'soft0');
-      ip('link', 'set', 'soft0', 'up');
+      ip('link', 'set', 'soft0', 'mtu', '4180', 'up');
       const { code, stdout } = await command(['softroce', 'add', 'soft0', '--json']);
       expect([code, JSON.parse(stdout)]).toEqual([0, { name: 'rxe2', netdev: 'soft0', state: 'ACTIVE' }]);
       expect(links().map(({ ifname }) => ifname)).toEqual(['rxe0', 'rxe1', 'rxe2']);
@@ -145,6 +145,9 @@ describe.runIf(isRxe)('node-rdma on a wire', () => {
       expect(of('rxe2/1 link')).toMatchObject({ level: 'ok', detail: 'ACTIVE, Ethernet' });
       expect(of('rxe2/1 GIDs')).toMatchObject({ level: 'ok', detail: expect.stringContaining('::ffff:10.79.0.1') });
       expect(of('rxe0/1 GIDs')).toMatchObject({ level: 'ok' });
+      // Other drivers would make 2048 of it.
+      const detail = 'soft0 has 4180, so packets of RDMA carry 4096 bytes';
+      expect(of('rxe2/1 MTU')).toMatchObject({ level: 'ok', detail });
       expect(await command(['softroce', 'remove', 'soft0'])).toMatchObject({ code: 0 });
       expect(links().map(({ ifname }) => ifname)).toEqual(['rxe0', 'rxe1']);
     } finally {
