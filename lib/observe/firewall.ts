@@ -36,7 +36,7 @@ export async function firewallFinding(gids: readonly GidEntry[]): Promise<Findin
   if (dropping !== undefined) return warning(`${dropping.title} drops ${port}, ${needs}`, dropping.fix);
   const some = find('sometimes');
   if (some !== undefined) {
-    const detail = `${some.title} may drop ${port}, ${needs}: it hangs on where packets come from, or how many`;
+    const detail = `${some.title} may drop ${port}, ${needs}: it depends on where packets come from, or how many`;
     return warning(detail, some.fix);
   }
   const unclear = find('unknown');

@@ -29,7 +29,7 @@ export function packetsTo(gids: readonly GidEntry[]): Packets[] {
 export const isMapped = (gid: string): boolean => gid.startsWith('::ffff:');
 
 /**
- * Whether a rule is about these packets. `'sometimes'` hangs on what is not known of them, such as their source;
+ * Whether a rule is about these packets. `'sometimes'` depends on what is not known of them, such as their source;
  * `'unknown'` on a condition that is not understood.
  */
 export type Match = 'always' | 'sometimes' | 'unknown' | 'never';
