@@ -15,6 +15,7 @@ export async function firewallFinding(gids: readonly GidEntry[]): Promise<Findin
   const nft = parseRuleset(await output('nft', '-j', 'list', 'ruleset'));
   const chains: BaseChain[] = [];
   let isSeen = nft !== undefined;
+  let isOdd = false;
   for (const packets of packetsTo(gids)) {
     const program = packets.family === 'ip' ? 'iptables' : 'ip6tables';
     const rules = await output(program, '-S');
@@ -24,10 +25,14 @@ export async function firewallFinding(gids: readonly GidEntry[]): Promise<Findin
       isSeen = true;
       chains.push(iptablesChain(program, rules, packets));
     }
-    if (nft !== undefined)
-      chains.push(
-        ...nftChains(nft, packets, (family, table) => isNft === true && family !== 'inet' && table === 'filter'),
-      );
+    if (nft === undefined) continue;
+    try {
+      const isElsewhere = (family: string, table: string) => isNft === true && family !== 'inet' && table === 'filter';
+      chains.push(...nftChains(nft, packets, isElsewhere));
+    } catch {
+      // What another version of nft may print.
+      isOdd = true;
+    }
   }
   const port = `UDP port ${ROCE_PORT}`;
   const needs = 'which Soft-RoCE needs (a RoCE NIC bypasses the firewall)';
@@ -44,6 +49,8 @@ export async function firewallFinding(gids: readonly GidEntry[]): Promise<Findin
     const { title, fix } = unclear;
     return ok(`whether ${title} drops ${port} cannot be told; if Soft-RoCE gets no packets: ${fix}`);
   }
+  if (isOdd)
+    return ok(`whether nftables drops ${port} cannot be told: what "nft -j list ruleset" prints is not understood`);
   if (!isSeen) return ok('could not be seen: neither nft nor iptables answers; run as root');
   return ok(
     `nothing that drops ${port} was found${nft === undefined ? ' in iptables; nftables could not be seen' : ''}`,

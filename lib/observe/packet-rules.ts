@@ -83,13 +83,23 @@ interface Fate {
 // As the kernel's limit on jumps: nft refuses loops.
 const DEEPEST = 16;
 
-function follow(chains: Chains, name: string, depth = 0): Fate {
+/** `known`: what is known of chains already, to which many rules may jump. */
+function follow(chains: Chains, name: string, known = new Map<string, Fate>(), depth = 0): Fate {
+  let fate = known.get(name);
+  if (fate === undefined) {
+    fate = fateIn(chains, name, known, depth);
+    known.set(name, fate);
+  }
+  return fate;
+}
+
+function fateIn(chains: Chains, name: string, known: Map<string, Fate>, depth: number): Fate {
   const fate: Fate = { accepted: false, dropped: false, through: false, unknown: depth > DEEPEST };
   const rules = depth > DEEPEST ? [] : (chains.get(name) ?? []);
   for (const rule of rules.filter(({ match }) => match !== 'never')) {
     const inner =
       'to' in rule
-        ? follow(chains, rule.to, depth + 1)
+        ? follow(chains, rule.to, known, depth + 1)
         : {
             ...{ accepted: rule.does === 'accept', dropped: rule.does === 'drop' },
             ...{ through: rule.does === 'return', unknown: false },

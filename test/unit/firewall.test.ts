@@ -55,6 +55,24 @@ const iptablesFix = 'iptables -I INPUT -p udp --dport 4791 -j ACCEPT';
 const [drops, may, unclear, lets] = ['drops UDP port 4791', 'may drop', 'cannot be told', 'nothing that drops'];
 
 describe('the firewall', () => {
+  const chain = { family: 'inet', table: 't', name: 'c', type: 'filter', hook: 'input' };
+  it.each([[5], [[null]], [[{ chain }, { rule: { family: 'inet', table: 't', chain: 'c' } }]]])(
+    'cannot be told by what is no ruleset: %j',
+    async (nftables) => {
+      program('nft', JSON.stringify({ nftables }));
+      expect(await firewallFinding([v4])).toMatchObject({ level: 'ok', detail: expect.stringContaining(unclear) });
+    },
+  );
+
+  it('is followed through chains that many rules jump to', async () => {
+    const jumps = (from: string, to: string) => Array(20).fill(`-A ${from} -s 10.0.0.0/8 -j ${to}`);
+    const names = ['INPUT', ...Array.from({ length: 14 }, (_, i) => `C${i}`)];
+    const rules = names.slice(1).flatMap((name, i) => jumps(names[i]!, name));
+    const last = '-A C13 -p udp --dport 4791 -j DROP';
+    program('iptables', ['-P INPUT ACCEPT', ...names.slice(1).map((name) => `-N ${name}`), ...rules, last].join('\n'));
+    expect(await firewallFinding([v4])).toMatchObject({ level: 'warning', detail: expect.stringContaining(may) });
+  });
+
   it.each([
     ['policy drop', drops, inputFix],
     ['a rule that drops the port', drops, inputFix],
