@@ -70,7 +70,8 @@ class VmWorker extends EventEmitter implements PoolWorker {
     if (message.type !== 'started') {
       this.emit('message', message);
     } else if (message.error) {
-      this.emit('error', message.error);
+      // Of another process, so no longer an Error.
+      this.emit('error', new Error('the worker in the VM cannot start', { cause: message.error }));
     } else {
       for (const waiting of this.#waiting ?? []) this.#input.write(frame(waiting));
       this.#waiting = undefined;

@@ -1,4 +1,5 @@
-import { open, writeFile } from 'node:fs/promises';
+import { access, constants, writeFile } from 'node:fs/promises';
+import { dirname } from 'node:path';
 import { Argument, type Command, Option } from 'commander';
 import { counted } from '../inspect.ts';
 import type { Bandwidth, Latency } from '../perf/measure.ts';
@@ -110,8 +111,8 @@ const isLatency = (result: Bandwidth | Latency): result is Latency => 'typical' 
 
 async function measure(test: PerfTest, host: string, flags: Flags, signal: AbortSignal): Promise<void> {
   check(test, flags);
-  // A file that cannot be written is better known before a sweep than behind it.
-  if (flags.html !== undefined) await (await open(flags.html, 'a')).close();
+  // A folder that cannot be written to is better known before a sweep than behind it.
+  if (flags.html !== undefined) await access(dirname(flags.html), constants.W_OK);
   const sizes = sizesOf(test, flags);
   const isBandwidth = test.endsWith('-bw');
   let printRow: ((row: readonly string[]) => void) | undefined;
@@ -141,7 +142,13 @@ async function measure(test: PerfTest, host: string, flags: Flags, signal: Abort
       progress(++done, sizes.length);
     },
   });
-  await measuring.finally(conclude);
+  try {
+    await measuring;
+  } catch (error) {
+    await conclude().catch(({ message }: Error) => console.error(`node-rdma: ${message}`));
+    throw error;
+  }
+  await conclude();
 }
 
 /** What was measured with, in a line. */

@@ -455,6 +455,8 @@ export class Endpoint extends Operations {
         return;
       }
     }
+    // In order, when it is closed meanwhile.
+    if (this.#closing) this.#letGo();
     this.#reject(failed);
   }
 

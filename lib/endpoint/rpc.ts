@@ -155,7 +155,8 @@ export class Calls<Remote extends CallMethods = CallMethods, Local extends CallM
    *
    * @param method - its name
    * @param params - what JSON can say; with the name it must fit a buffer
-   * @returns the answer, whose `body` must be released
+   * @returns the answer, whose `body` must be released. When the call rejects, the peer may still be reading the body of the
+   *   request for a moment: until then its region says EBUSY, as after an abort
    * @throws CallError when the handler threw, or there is none; Error ETIMEDOUT; the signal's reason; RdmaClosedError after
    *   `close()`; else the reason for which the connection has ended
    * @throws RangeError `ERR_OUT_OF_RANGE` when it is too long

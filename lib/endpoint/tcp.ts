@@ -256,9 +256,9 @@ function prepare(o: EndpointOptions): Prepared {
 async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal | undefined): Promise<Endpoint> {
   const { pd, cap, privateData, timeoutMs, recvs, how, connect } = prepared;
   // Destroying the socket is what ends a wait for its bytes; what has come may be all that was waited for.
-  let given: Error | undefined;
-  const giveUp = (reason: Error) => {
-    given ??= reason;
+  const given: { up: boolean; reason: unknown } = { up: false, reason: undefined };
+  const giveUp = (reason: unknown) => {
+    if (!given.up) Object.assign(given, { up: true, reason });
     socket.destroy();
   };
   const abort = () => giveUp(cancel?.reason);
@@ -286,10 +286,10 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
       ...connect,
       beforeRtr: () => endpoint.postInitial(recvs),
     });
-    if (given) throw given;
+    if (given.up) throw given.reason;
     socket.write(Buffer.of(READY));
     if ((await bytes.read(1))[0] !== READY) throw valueError('The peer does not say that it is ready');
-    if (given) throw given;
+    if (given.up) throw given.reason;
     return endpoint;
   } catch (error) {
     socket.destroy();
@@ -297,7 +297,7 @@ async function establish(socket: Socket, prepared: Prepared, cancel: AbortSignal
       qp.close();
       qp.sendCq.close();
     }
-    throw given ?? error;
+    throw given.up ? given.reason : error;
   } finally {
     clearTimeout(timer);
     cancel?.removeEventListener('abort', abort);

@@ -99,8 +99,9 @@ export class Control {
     return value as T;
   }
 
+  /** What was sent arrives; a peer that does not end its side is not waited for. */
   close(): void {
-    this.#socket.end();
+    this.#socket.end().unref();
   }
 }
 

@@ -72,7 +72,8 @@ function request(side: Side, { verb, size }: Turn): SendWr {
 
 /** Streams messages over all queue pairs. */
 export async function streamOut(side: Side, turn: Turn): Promise<Bandwidth> {
-  const { size, iters, seconds, txDepth, events, signal, over } = turn;
+  const { size, iters, seconds, txDepth, signal, over } = turn;
+  const wait = waiter(turn);
   const wr = request(side, turn);
   const length = Math.min(LIST, txDepth, iters ?? LIST);
   const depth = Math.floor(txDepth / length);
@@ -92,7 +93,7 @@ export async function streamOut(side: Side, turn: Turn): Promise<Bandwidth> {
   let completed = 0;
   let open = 0;
   const next = async () => {
-    const found = await nextOrOver(side.sendCq, events, signal, over);
+    const found = await wait(side.sendCq);
     if (found === 0) throw over.reason;
     return found;
   };
@@ -153,7 +154,8 @@ function peak(moments: readonly number[], window: number, bytes: number): number
 
 /** Receives a stream of sends, until told to stop. @returns how many came */
 export async function streamIn(side: Side, turn: Turn, rxDepth: number): Promise<number> {
-  const { events, signal, over } = turn;
+  const { signal } = turn;
+  const wait = waiter(turn);
   // Half of the receives are posted again at a time.
   const half = Math.max(1, rxDepth >> 1);
   const states = side.qps.map((qp, i) => {
@@ -165,7 +167,7 @@ export async function streamIn(side: Side, turn: Turn, rxDepth: number): Promise
   });
   let count = 0;
   for (;;) {
-    const found = side.recvCq.poll() || (await nextOrOver(side.recvCq, events, signal, over));
+    const found = side.recvCq.poll() || (await wait(side.recvCq));
     if (found === 0) return count;
     if (isTurnDue()) await giveTurn(signal);
     for (let i = 0; i < found; i++) {
@@ -181,27 +183,26 @@ export async function streamIn(side: Side, turn: Turn, rxDepth: number): Promise
   }
 }
 
-/** Waits for completions, or for the end of the turn: then there are none. */
-async function nextOrOver(
-  cq: CompletionQueue,
-  events: boolean,
-  signal: AbortSignal,
-  over: AbortSignal,
-): Promise<number> {
-  if (!events) {
-    let found = 0;
-    await spin(() => {
-      found = cq.poll();
-      return found > 0 || over.aborted;
-    }, signal);
-    return found;
-  }
-  try {
-    return await cq.wait({ signal: AbortSignal.any([signal, over]) });
-  } catch (error) {
-    if (over.aborted) return 0;
-    throw error;
-  }
+/** What waits for completions, or for the end of a turn: then there are none. */
+function waiter({ events, signal, over }: Turn): (cq: CompletionQueue) => Promise<number> {
+  // Once: to join signals costs more than a round trip.
+  const either = AbortSignal.any([signal, over]);
+  return async (cq) => {
+    if (!events) {
+      let found = 0;
+      await spin(() => {
+        found = cq.poll();
+        return found > 0 || over.aborted;
+      }, signal);
+      return found;
+    }
+    try {
+      return await cq.wait({ signal: either });
+    } catch (error) {
+      if (over.aborted) return 0;
+      throw error;
+    }
+  };
 }
 
 /** What one side of a ping-pong does: it sends, and it waits for the other's. */
@@ -212,12 +213,13 @@ interface Player {
 
 /** A player, ready for the first message. */
 export function player(side: Side, turn: Turn): Player {
-  const { verb, size, events, signal, over } = turn;
+  const { verb, size, signal, over } = turn;
+  const wait = waiter(turn);
   const qp = side.qps[0]!;
   const sendFlags = SendFlags.SIGNALED | (size <= qp.cap.maxInlineData ? SendFlags.INLINE : 0);
   const list = qp.prepareSend({ ...request(side, turn), sendFlags });
   const sent = async () => {
-    const found = side.sendCq.poll(1) || (await nextOrOver(side.sendCq, events, signal, over));
+    const found = side.sendCq.poll(1) || (await wait(side.sendCq));
     if (found > 0) checkCompletion(side.sendCq.at(0), verb);
   };
   if (verb === 'write') {
@@ -246,7 +248,7 @@ export function player(side: Side, turn: Turn): Player {
       return sent();
     },
     pong: async () => {
-      const found = side.recvCq.poll(1) || (await nextOrOver(side.recvCq, events, signal, over));
+      const found = side.recvCq.poll(1) || (await wait(side.recvCq));
       if (found === 0) return;
       checkCompletion(side.recvCq.at(0), 'receive');
       refill.post();
@@ -256,7 +258,7 @@ export function player(side: Side, turn: Turn): Player {
 
 /** Measures round trips, as the client. */
 export async function roundTrips(side: Side, turn: Turn): Promise<Latency> {
-  const { verb, size, iters, seconds, events, signal, over } = turn;
+  const { verb, size, iters, seconds, signal, over } = turn;
   const isPingPong = verb === 'write' || verb === 'send';
   const times: number[] = [];
   const end = performance.now() + (seconds ?? Number.POSITIVE_INFINITY) * 1000;
@@ -272,12 +274,13 @@ export async function roundTrips(side: Side, turn: Turn): Promise<Latency> {
       if (over.aborted) throw over.reason;
     }
   } else {
+    const wait = waiter(turn);
     const list = side.qps[0]!.prepareSend(request(side, turn));
     while (!isDone()) {
       if (isTurnDue()) await giveTurn(signal);
       const start = performance.now();
       list.post();
-      const found = side.sendCq.poll(1) || (await nextOrOver(side.sendCq, events, signal, over));
+      const found = side.sendCq.poll(1) || (await wait(side.sendCq));
       if (found === 0) throw over.reason;
       checkCompletion(side.sendCq.at(0), verb);
       times.push((performance.now() - start) * 1000);

@@ -184,11 +184,22 @@ function open({ device, portNum, gidIndex }: PerfOptions): Context {
   }
 }
 
+/** Whether what a client asks for is what the command may ask for. */
+function isSetup({ infos, qps, txDepth, rxDepth, maxSize, inline }: Hello): boolean {
+  const isCount = (value: number, from: number, to: number) => Number.isInteger(value) && value >= from && value <= to;
+  return (
+    Array.isArray(infos) &&
+    [isCount(qps, 1, 1024), isCount(txDepth, 1, 32_768), isCount(rxDepth, 2, 32_768)].every(Boolean) &&
+    [isCount(maxSize, 8, 2 ** 31), isCount(inline, 0, INLINE)].every(Boolean)
+  );
+}
+
 /** Serves one client over its connection. */
 async function serve(context: Context, control: Control, options: PerfOptions): Promise<void> {
   const { test, signal, events } = options;
   const hello = await control.first<Hello>();
   if (hello.protocol !== PROTOCOL) throw perfError('the peer is no node-rdma perf of this version');
+  if (!isSetup(hello)) throw perfError('the peer is no node-rdma perf: its setup is none');
   if (hello.test !== test) throw perfError(`the client measures ${hello.test}, the server ${test}`);
   const { qps, txDepth, rxDepth, maxSize, inline } = hello;
   const side = new Side(context, { qps, txDepth, rxDepth, maxSize, inline }, connectOptions(options));
@@ -219,7 +230,7 @@ async function play<T>(control: Control, part: (over: AbortSignal) => Promise<T>
   const over = new AbortController();
   const answer = control.receive();
   answer.then(
-    () => over.abort(),
+    () => over.abort(perfError('the peer says that it is done before it is told to be')),
     (error) => over.abort(error),
   );
   try {

@@ -74,7 +74,7 @@ describe('connections', () => {
     await listener.close();
   });
 
-  it.each(['abort', 'deadline'])(
+  it.each(['abort', 'abort without a reason', 'deadline'])(
     'are not made when the %s comes after all of the peer has come, and it learns so',
     async (which) => {
       using a = openDevice(deviceA);
@@ -84,7 +84,7 @@ describe('connections', () => {
       const errors: NodeJS.ErrnoException[] = [];
       const listener = await listenTcp({ pd: pdB, port: 0, host: '127.0.0.1', onError: (error) => errors.push(error) });
       const abort = new AbortController();
-      const reason = new Error('enough');
+      const reason = which === 'abort' ? new Error('enough') : null;
       const { modify } = QueuePair.prototype;
       // The last of the client's transitions waits until it is given up.
       const spy = vi.spyOn(QueuePair.prototype, 'modify').mockImplementation(async function (
@@ -93,12 +93,15 @@ describe('connections', () => {
       ) {
         await modify.call(this, attr);
         if (this.pd !== pdA || attr.qpState !== QpState.RTS) return;
-        if (which === 'abort') abort.abort(reason);
+        if (which !== 'deadline') abort.abort(reason);
         else await sleep(1100);
       });
       const to = { pd: pdA, host: '127.0.0.1', port: listener.port, signal: abort.signal };
-      const error = await within(rejection(connectTcp({ ...to, timeoutMs: which === 'abort' ? 60_000 : 1000 })), 'it');
-      if (which === 'abort') expect(error).toBe(reason);
+      const error = await within(
+        rejection(connectTcp({ ...to, timeoutMs: which === 'deadline' ? 1000 : 60_000 })),
+        'it',
+      );
+      if (which !== 'deadline') expect(error).toBe(reason);
       else expect(error).toMatchObject({ code: 'ETIMEDOUT' });
       await until(() => errors.length > 0, 'the error of the listener');
       expect(errors).toMatchObject([{ code: 'ECONNRESET' }]);

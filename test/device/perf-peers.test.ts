@@ -114,6 +114,30 @@ describe('a server of perf', () => {
     });
   });
 
+  itFast.each([{ infos: undefined }, { qps: 0 }, { qps: 1e9 }, { txDepth: 0 }, { rxDepth: 1 }, { maxSize: null }])(
+    'refuses a setup that is none, and ends although its client stays: %j',
+    async (wrong) => {
+      let running: Promise<void> | undefined;
+      const port = await new Promise<number>((resolve) => {
+        running = runPerfServer(server(), resolve);
+        running.catch(() => {});
+      });
+      const hello = {
+        protocol: 'node-rdma perf 1',
+        test: 'write-bw',
+        qps: 1,
+        txDepth: 1,
+        rxDepth: 2,
+        maxSize: 8,
+        inline: 0,
+      };
+      const socket = connect({ port, host: '127.0.0.1', allowHalfOpen: true }).on('error', () => {});
+      socket.resume().write(`${JSON.stringify({ ...hello, infos: [], ...wrong })}\n`);
+      await expect(within(running!, 'the server')).rejects.toThrow('the peer is no node-rdma perf: its setup is none');
+      socket.destroy();
+    },
+  );
+
   itFast.each([
     [{ device: 'nix' }, { code: 'ENODEV' }],
     [{ portNum: 9 }, { code: 'EINVAL', message: expect.stringContaining('there is no port 9') }],
