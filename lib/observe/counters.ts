@@ -1,9 +1,8 @@
 /** Counters of RDMA ports and of their network interfaces: sysfs, and what ethtool adds. Reads files; loads no addon. */
-import { execFile } from 'node:child_process';
 import { join } from 'node:path';
-import { promisify } from 'node:util';
 import { readOptions, string } from '../args.ts';
 import { type CounterMeaning, counterMeaning } from './meanings.ts';
+import { output } from './program.ts';
 import { listFolder, readText, sysfsFolder } from './sysfs.ts';
 
 /**
@@ -105,19 +104,8 @@ const counter = (name: string, source: CounterSource, text: string): Counter => 
   meaning: counterMeaning(name),
 });
 
-const run = promisify(execFile);
-
-async function readEthtool(netdev: string): Promise<Counter[]> {
-  try {
-    const env = { ...process.env, LC_ALL: 'C', PATH: `${process.env.PATH ?? ''}:/usr/sbin:/sbin` };
-    // Prometheus waits 10 s for all of an answer.
-    const { stdout } = await run('ethtool', ['-S', netdev], { env, maxBuffer: 1 << 24, timeout: 5000 });
-    return parseEthtool(stdout);
-  } catch {
-    // Not installed, an interface without statistics, or a driver that does not answer.
-    return [];
-  }
-}
+// None where it is not installed, of an interface without statistics, or of a driver that does not answer.
+const readEthtool = async (netdev: string) => parseEthtool((await output('ethtool', '-S', netdev)) ?? '');
 
 /**
  * Reads what `ethtool -S` prints, without the counters of single rings and queues.

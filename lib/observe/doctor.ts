@@ -63,7 +63,7 @@ function portFindings(device: string, isIwarp: boolean, port: SysfsPort): Findin
     );
   } else {
     const detail = `${port.gids.length}; index ${chosen.gidIndex} (${chosen.gid}) would be chosen: ${gidReason(port.gids, chosen)}`;
-    const isRoutable = isMapped(chosen.gid) || !chosen.gid.startsWith('fe80:');
+    const isRoutable = !chosen.gid.startsWith('fe80:');
     findings.push(
       isRoutable
         ? ok(`${title} GIDs`, detail)

@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { string, valueError } from '../args.ts';
 import { RdmaUnavailableError } from '../errors.ts';
+import { toolEnv } from './program.ts';
 import { listFolder, readState, readText, sysfsFolder } from './sysfs.ts';
 
 /** A Soft-RoCE device. */
@@ -18,8 +19,6 @@ export interface SoftRoceLink {
 }
 
 const run = promisify(execFile);
-// Without the folders of system programs a plain user's PATH finds no modprobe.
-const env = () => ({ ...process.env, LC_ALL: 'C', PATH: `${process.env.PATH ?? ''}:/usr/sbin:/sbin` });
 
 /** Why a link cannot be added or removed, with the line to type where there is one. */
 function failure(message: string): Error {
@@ -40,7 +39,7 @@ export function listSoftRoce(): SoftRoceLink[] {
 
 async function execute(program: string, args: string[]): Promise<void> {
   try {
-    await run(program, args, { env: env() });
+    await run(program, args, { env: toolEnv() });
   } catch (error) {
     const { code, stderr = '' } = error as { code?: string | number; stderr?: string };
     if (code === 'ENOENT') throw new RdmaUnavailableError(`no program ${program}: apt-get install -y iproute2 kmod`);

@@ -187,11 +187,9 @@ function open({ device, portNum, gidIndex }: PerfOptions): Context {
 /** Whether what a client asks for is what the command may ask for. */
 function isSetup({ infos, qps, txDepth, rxDepth, maxSize, inline }: Hello): boolean {
   const isCount = (value: number, from: number, to: number) => Number.isInteger(value) && value >= from && value <= to;
-  return (
-    Array.isArray(infos) &&
-    [isCount(qps, 1, 1024), isCount(txDepth, 1, 32_768), isCount(rxDepth, 2, 32_768)].every(Boolean) &&
-    [isCount(maxSize, 8, 2 ** 31), isCount(inline, 0, INLINE)].every(Boolean)
-  );
+  const areDepths = isCount(txDepth, 1, 32_768) && isCount(rxDepth, 2, 32_768);
+  const areBytes = isCount(maxSize, 8, 2 ** 31) && isCount(inline, 0, INLINE);
+  return Array.isArray(infos) && isCount(qps, 1, 1024) && areDepths && areBytes;
 }
 
 /** Serves one client over its connection. */

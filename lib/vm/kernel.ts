@@ -15,7 +15,8 @@ export interface Kernel {
   root: string;
 }
 
-// By preference: the first is what the drivers that are built for the guest are made for. The cloud kernels have no rdma_rxe. Ubuntu's name stands last. Untested: Ubuntu, and arm64.
+// By preference: the first is what the drivers that are built for the guest are made for. The cloud kernels have no
+// rdma_rxe. Ubuntu's name stands last. Untested: Ubuntu, and arm64.
 const metaPackages: Record<string, string[]> = {
   x64: ['linux-image-6.12-amd64', 'linux-image-amd64', 'linux-image-generic'],
   arm64: ['linux-image-6.12-arm64', 'linux-image-arm64', 'linux-image-generic'],
